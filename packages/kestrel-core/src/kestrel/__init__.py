@@ -1,0 +1,1 @@
+"""Kestrel: an in-process, asynchronous inference engine for multimodal models."""

@@ -1,0 +1,1 @@
+"""The Moondream family of models for Kestrel."""
