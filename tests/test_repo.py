@@ -1,6 +1,7 @@
 """What holds for the repository as a whole, whatever the packages do."""
 
 import re
+import socket
 import subprocess
 from pathlib import Path
 
@@ -61,3 +62,10 @@ def test_no_source_file_is_too_long_to_read_in_one_sitting(tracked: list[Path]):
     lengths = {path: len(path.read_bytes().splitlines()) for path in tracked if path.suffix == ".py"}
     long = {str(path.relative_to(ROOT)): lines for path, lines in lengths.items() if lines > MAX_LINES}
     assert not long, f"longer than {MAX_LINES} lines: {long}"
+
+
+def test_tests_cannot_reach_the_network():
+    with pytest.raises(RuntimeError, match="loopback only"):
+        socket.create_connection(("host.invalid", 80), timeout=1)
+    with pytest.raises(RuntimeError, match="loopback only"), socket.socket() as client:
+        client.connect(("192.0.2.1", 80))  # RFC 5737: an address for documentation
