@@ -112,14 +112,18 @@ class Settings:
             if not isinstance(getattr(self, flag), bool):
                 raise InvalidRequestError(f"{flag} is {getattr(self, flag)!r}; it must be true or false")
         if len(self.stop) > MAX_STOP_STRINGS or not all(isinstance(s, str) and s for s in self.stop):
-            raise InvalidRequestError(f"stop is {self.stop!r}; give at most {MAX_STOP_STRINGS} non-empty strings")
+            raise InvalidRequestError(
+                f"stop is {self.stop!r}; give at most {MAX_STOP_STRINGS} non-empty strings"
+            )
         for token_id in self.stop_token_ids:
             _whole("stop_token_ids", token_id, low=0)
         for token_id, bias in self.logit_bias.items():
             _whole("logit_bias", token_id, low=0)
             _number(f"logit_bias[{token_id}]", bias, low=-100.0, high=100.0)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            raise InvalidRequestError(f"min_tokens is {self.min_tokens}, more than max_tokens {self.max_tokens}")
+            raise InvalidRequestError(
+                f"min_tokens is {self.min_tokens}, more than max_tokens {self.max_tokens}"
+            )
         if self.top_logprobs and not self.logprobs:
             raise InvalidRequestError("top_logprobs needs logprobs=true")
 
@@ -149,7 +153,9 @@ class Settings:
             if key not in known:
                 raise InvalidRequestError(f"unknown setting {key!r}. {closest(key, takes)}")
             if key not in takes:
-                raise InvalidRequestError(f"{skill or 'this skill'} takes no setting {key!r}. {closest(key, takes)}")
+                raise InvalidRequestError(
+                    f"{skill or 'this skill'} takes no setting {key!r}. {closest(key, takes)}"
+                )
         merged = {k: v for k, v in defaults.items() if k in known and v is not None} | values
         return cls(**_normalised(merged))
 
@@ -183,7 +189,9 @@ def _normalised(values: Mapping[str, Any]) -> dict[str, Any]:
     if "logit_bias" in out:
         bias = out["logit_bias"]
         if not isinstance(bias, Mapping):
-            raise InvalidRequestError(f"logit_bias is a {type(bias).__name__}; give a mapping of token id to bias")
+            raise InvalidRequestError(
+                f"logit_bias is a {type(bias).__name__}; give a mapping of token id to bias"
+            )
         out["logit_bias"] = {_token_id(key): value for key, value in bias.items()}
     return out
 
@@ -282,7 +290,11 @@ class RuntimeConfig:
             raise InvalidRequestError(
                 f"decode_path is {self.decode_path!r}. {closest(self.decode_path, ['auto', 'native', 'generated'])}"
             )
-        given = [n for n in ("kv_cache_bytes", "kv_cache_pages", "memory_utilization") if getattr(self, n) is not None]
+        given = [
+            n
+            for n in ("kv_cache_bytes", "kv_cache_pages", "memory_utilization")
+            if getattr(self, n) is not None
+        ]
         if len(given) > 1:
             raise InvalidRequestError(f"{' and '.join(given)} contradict each other; give one of them")
         _check_device(self.device)

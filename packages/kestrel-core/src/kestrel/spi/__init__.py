@@ -29,8 +29,8 @@ from kestrel.spi.driver import (
     TokenSpec,
 )
 from kestrel.spi.family import (
-    Built,
     BuildContext,
+    Built,
     CatalogEntry,
     Match,
     ModelCard,

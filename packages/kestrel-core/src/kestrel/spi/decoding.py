@@ -106,7 +106,9 @@ class Automaton:
     def __post_init__(self) -> None:
         width = len(self.classes) + 1
         if len(self.next) != len(self.mask) or any(len(row) != width for row in self.next):
-            raise ValueError(f"an automaton of {len(self.mask)} states needs as many next rows of {width} classes")
+            raise ValueError(
+                f"an automaton of {len(self.mask)} states needs as many next rows of {width} classes"
+            )
         if not 0 <= self.start < len(self.mask):
             raise ValueError(f"start state {self.start} is not one of {len(self.mask)} states")
 

@@ -110,7 +110,9 @@ class TokenDriver(ABC):
         """
         raise NotImplementedError(f"{type(self).__name__} declares media {kind!r} but does not encode it")
 
-    def write_cross(self, encoded: torch.Tensor, packed: Sequence[Prepared], views: Mapping[str, CrossView]) -> None:
+    def write_cross(
+        self, encoded: torch.Tensor, packed: Sequence[Prepared], views: Mapping[str, CrossView]
+    ) -> None:
         """Project ``encoded`` into the cross entries of ``views``, once per new entry, before its first forward."""
         raise NotImplementedError(f"{type(self).__name__} declares cross states but does not write them")
 
@@ -190,5 +192,3 @@ class SinglePassDriver(ABC):
     @abstractmethod
     def infer(self, inputs: Sequence[Mapping[str, Any]], encoded: Sequence[Any]) -> list[Any]:
         """One output per input; ``encoded`` holds each input's media features or cross views, leased for the call."""
-
-

@@ -150,14 +150,16 @@ class Skill(ABC):
         """Complete settings of a call. A skill with settings of its own overrides this and fills ``extra``."""
         return Settings.from_mapping(given, defaults=defaults, allowed=self.setting_names(), skill=self.name)
 
-    async def run(self, call: Call, infer: Infer, prompt: PromptFormat, tokenizer: TextTokenizer) -> list[Completion]:
+    async def run(
+        self, call: Call, infer: Infer, prompt: PromptFormat, tokenizer: TextTokenizer
+    ) -> list[Completion]:
         """Run the call: by default one request whose completions carry the readers' results."""
         return await infer(self.request(call, prompt, tokenizer))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestRecord:
-    """What an observer (``kestrel_request_finished``) learns of a finished, failed or aborted request. No prompt text."""
+    """What observers (``kestrel_request_finished``) learn of a finished, failed or aborted request: no prompt text."""
 
     request_id: str
     model_id: str

@@ -1,4 +1,4 @@
-"""The kinds of state a token model keeps. A driver declares them; ``kestrel.state`` allocates, shares and evicts them."""
+"""The kinds of state a token model keeps: declared by its driver, allocated and shared by ``kestrel.state``."""
 
 from __future__ import annotations
 
