@@ -1,0 +1,41 @@
+"""docs/plugins.md lists every hook with its arguments, and nothing that is not there."""
+
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+
+from kestrel import spi
+from kestrel.plugins import hookspecs
+
+PAGE = Path(__file__).parents[4] / "docs/plugins.md"
+
+
+@pytest.fixture(scope="module")
+def page() -> str:
+    if not PAGE.is_file():
+        pytest.skip("the documentation is not part of this distribution")
+    return PAGE.read_text(encoding="utf-8")
+
+
+def test_page_lists_every_hook_with_its_arguments(page: str):
+    listed = dict(re.findall(r"^\| `(kestrel_\w+)\((.*?)\)`", page, flags=re.MULTILINE))
+    specified = {
+        name: ", ".join(inspect.signature(vars(hookspecs)[name]).parameters) for name in hookspecs.__all__
+    }
+    assert listed == specified
+
+
+def test_every_hook_specification_is_exported():
+    written = {name for name in vars(hookspecs) if name.startswith("kestrel_")}
+    assert written == set(hookspecs.__all__)
+
+
+def test_page_names_every_public_name_of_the_spi(page: str):
+    missing = [name for name in spi.__all__ if not re.search(rf"\b{name}\b", page)]
+    assert not missing
+
+
+def test_page_states_the_current_spi_version(page: str):
+    assert f"KESTREL_SPI_VERSION = {spi.VERSION}" in page
