@@ -1,0 +1,212 @@
+"""Logits to token ids, aux bins and log-probabilities, for every row of a step at once.
+
+Per-row state lives on the device, keyed by row, and is written by ``set_row``, ``clear_row``, ``force`` and by
+sampling itself; ``sample`` never waits for the device. A row's result depends on its own parameters and history
+alone, never on its neighbours.
+
+Shapes: N rows of a step, V vocabulary, W aux width, C hidden.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from kestrel.config import MAX_TOP_LOGPROBS
+from kestrel.sampling.draw import draw
+from kestrel.sampling.masks import LogitRules, Masks
+from kestrel.sampling.params import Needs, SamplingParams
+from kestrel.sampling.penalties import Penalties
+from kestrel.sampling.sampled import RowStatus, Sampled
+from kestrel.sampling.table import RowLists
+from kestrel.spi.decoding import TokenSet
+from kestrel.spi.driver import TokenSpec
+from kestrel.types import Token
+
+__all__ = ["Sampler"]
+
+AuxFn = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+_PLAIN = Needs.STOP | Needs.AUX  # a row that needs no more is an argmax
+
+
+class Sampler:
+    """Sampling of one model. Row ``max_rows`` is scratch: padding of a step may name it, any number of times."""
+
+    def __init__(self, spec: TokenSpec, max_rows: int, device: torch.device) -> None:
+        rows = max_rows + 1
+        self._spec, self._device = spec, device
+        self._needs = [Needs.NONE] * rows
+        self._with_hosts: set[int] = set()
+        self._floats = torch.zeros(rows, 3, device=device)  # temperature, top_p, min_p
+        self._top_k = torch.zeros(rows, dtype=torch.int64, device=device)
+        self._needs_aux = torch.zeros(rows, dtype=torch.bool, device=device)
+        self._counters = torch.zeros(rows, 3, dtype=torch.int64, device=device)  # seed, output index, choice
+        self._stops = RowLists(rows, (-1,), device=device)
+        self._bias_ids = RowLists(rows, (0,), device=device)
+        self._bias = RowLists(rows, (0.0,), device=device, dtype=torch.float32)
+        self._penalties = Penalties(spec.vocab_size, rows, device)
+        self._masks = Masks(spec.vocab_size, rows, device)
+        self._logit_rules = LogitRules(spec.vocab_size, rows, device)
+
+    def set_row(
+        self,
+        row: int,
+        params: SamplingParams,
+        *,
+        seed: int,
+        choice: int = 0,
+        prompt_ids: Sequence[int] = (),
+        history: Sequence[Token] = (),
+    ) -> None:
+        """Give ``row`` to a sequence. ``history`` is its output so far (replay after a preemption).
+
+        ``prompt_ids`` count for the repetition penalty. ``choice`` numbers the outputs of one request.
+        """
+        written = [token.id for token in history]
+        self._needs[row] = params.needs
+        self._floats[row] = self._tensor((params.temperature, params.top_p, params.min_p), torch.float32)
+        self._top_k[row] = params.top_k
+        self._needs_aux[row] = params.needs_aux
+        self._counters[row] = self._tensor((seed, len(written), choice), torch.int64)
+        self._stops.set(row, [(i,) for i in sorted(params.stop_ids)])
+        self._bias_ids.set(row, [(i,) for i, _ in params.logit_bias])
+        self._bias.set(row, [(bias,) for _, bias in params.logit_bias])
+        if params.needs & Needs.PENALTIES:
+            self._penalties.set(row, params, prompt_ids, written)
+        self._masks.set(row, params, written)
+        self._logit_rules.set(row, params.logit_rules)
+        if params.hosts:
+            self._with_hosts.add(row)
+
+    def clear_row(self, row: int) -> None:
+        """Take ``row`` back. Steps in flight that name it sample garbage that nobody reads."""
+        if self._needs[row] & Needs.PENALTIES:
+            self._penalties.clear(row)
+        self._needs[row] = Needs.NONE
+        self._floats[row] = 0.0
+        self._needs_aux[row] = False
+        self._stops.set(row, ())
+        self._bias_ids.set(row, ())
+        self._bias.set(row, ())
+        self._masks.clear(row)
+        self._logit_rules.set(row, ())
+        self._with_hosts.discard(row)
+
+    def host_rows(self) -> frozenset[int]:
+        """Rows whose next sampling waits for ``set_host_mask``."""
+        return frozenset(self._with_hosts)
+
+    def set_host_mask(self, row: int, allowed: TokenSet) -> None:
+        """What the host rules of ``row`` allow as its next token."""
+        self._masks.set_host(row, allowed)
+
+    def force(self, row: int, ids: Sequence[int]) -> None:
+        """Advance ``row`` by forced tokens, as if they had been sampled."""
+        rows = torch.tensor([row], device=self._device)
+        for token_id in ids:
+            self._advance(rows, torch.tensor([token_id], device=self._device), self._needs[row])
+
+    def sample(
+        self,
+        logits_NV: torch.Tensor,
+        rows_host: Sequence[int],
+        rows: torch.Tensor,
+        h_NC: torch.Tensor | None = None,
+        aux_fn: AuxFn | None = None,
+    ) -> Sampled:
+        """One token per row. ``rows`` are ``rows_host`` on the device, distinct but for the scratch row.
+
+        ``aux_fn(h_NC, ids_N)`` gives bin logits [N, W, cardinality]; it runs when a row needs aux outputs. The
+        logits are not changed.
+        """
+        needs = Needs.NONE
+        for row in rows_host:
+            needs |= self._needs[row]
+        best_N, ids_N = logits_NV.max(dim=1)  # the first of equals wins; a NaN anywhere is the best
+        status_N = (~best_N.isfinite()).to(torch.uint8)
+        logprob_NV: torch.Tensor | None = None
+        if needs & ~_PLAIN:
+            processed_NV = self._processed(logits_NV, rows, needs)
+            if needs & (Needs.MASKS | Needs.LOGIT_RULES):
+                is_empty_N = (processed_NV.amax(1) == -torch.inf) & (status_N == RowStatus.OK)
+                status_N = status_N.masked_fill(is_empty_N, RowStatus.EMPTY_MASK)
+            ids_N = self._choose(processed_NV, rows, needs)
+            if needs & Needs.LOGPROBS:
+                logprob_NV = processed_NV.log_softmax(1)
+            self._advance(rows, ids_N, needs)
+        top = (
+            None if logprob_NV is None else logprob_NV.topk(min(MAX_TOP_LOGPROBS, logprob_NV.shape[1]), dim=1)
+        )
+        return Sampled(
+            ids=ids_N,
+            aux=self._aux(ids_N, rows, needs, h_NC, aux_fn),
+            stopped=self._stopped(ids_N, rows, needs),
+            status=status_N,
+            logprob=None if logprob_NV is None else logprob_NV.gather(1, ids_N[:, None]).squeeze(1),
+            top_ids=None if top is None else top.indices,
+            top_logprobs=None if top is None else top.values,
+        )
+
+    def _processed(self, logits_NV: torch.Tensor, rows: torch.Tensor, needs: Needs) -> torch.Tensor:
+        """float32 logits after penalties, bias, masks and logit rules."""
+        logits_NV = logits_NV.float()
+        if needs & Needs.PENALTIES:
+            logits_NV = self._penalties.apply(logits_NV, rows)
+        if needs & Needs.BIAS:
+            logits_NV = logits_NV.scatter_add(1, self._bias_ids.column(rows, 0), self._bias.column(rows, 0))
+        if needs & Needs.MASKS:
+            allowed_NV = self._masks.allowed(rows, self._counters[rows, 1])
+            logits_NV = logits_NV.masked_fill(~allowed_NV, -torch.inf)
+        if needs & Needs.LOGIT_RULES:
+            logits_NV = self._logit_rules.apply(logits_NV, rows)
+        return logits_NV
+
+    def _choose(self, processed_NV: torch.Tensor, rows: torch.Tensor, needs: Needs) -> torch.Tensor:
+        if not needs & Needs.DRAW:
+            return processed_NV.argmax(dim=1)
+        temperature_N, top_p_N, min_p_N = self._floats[rows].unbind(1)
+        counter_N3 = self._counters[rows]
+        return draw(processed_NV, temperature_N, self._top_k[rows], top_p_N, min_p_N, counter_N3, needs)
+
+    def _advance(self, rows: torch.Tensor, ids_N: torch.Tensor, needs: Needs) -> None:
+        self._counters[rows, 1] += 1
+        if needs & Needs.PENALTIES:
+            self._penalties.advance(rows, ids_N)
+        if needs & Needs.MASKS:
+            self._masks.advance(rows, ids_N)
+
+    def _stopped(self, ids_N: torch.Tensor, rows: torch.Tensor, needs: Needs) -> torch.Tensor:
+        if not needs & Needs.STOP:
+            return torch.zeros_like(ids_N, dtype=torch.bool)
+        return (self._stops.column(rows, 0) == ids_N[:, None]).any(dim=1)
+
+    def _aux(
+        self,
+        ids_N: torch.Tensor,
+        rows: torch.Tensor,
+        needs: Needs,
+        h_NC: torch.Tensor | None,
+        aux_fn: AuxFn | None,
+    ) -> torch.Tensor:
+        """Bins [N, W]: the largest of each column that the id names, 0 elsewhere."""
+        width = self._spec.aux_width
+        if not width or not needs & Needs.AUX:
+            return torch.zeros(ids_N.shape[0], width, dtype=torch.int64, device=ids_N.device)
+        assert h_NC is not None and aux_fn is not None, (
+            "a row needs aux outputs and the step brought no hidden states"
+        )
+        bins_NWK = aux_fn(h_NC, ids_N)
+        columns: list[torch.Tensor] = []
+        for output in self._spec.aux:
+            named_N = self._needs_aux[rows]
+            if output.token_id is not None:
+                named_N = named_N & (ids_N == output.token_id)
+            for _ in range(output.width):
+                best_N = bins_NWK[:, len(columns), : output.cardinality].argmax(dim=1)
+                columns.append(best_N * named_N)
+        return torch.stack(columns, dim=1)
+
+    def _tensor(self, values: Sequence[float], dtype: torch.dtype) -> torch.Tensor:
+        return torch.tensor(values, dtype=dtype, device=self._device)
