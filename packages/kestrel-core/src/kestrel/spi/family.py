@@ -192,6 +192,13 @@ class ModelFamily(ABC):
     def build(self, card: ModelCard, ctx: BuildContext) -> Built:
         """The loaded model. Raises LoadError when checkpoint and model disagree."""
 
+    def tokenizer(self, card: ModelCard) -> str | None:
+        """Where the tokenizer of ``card`` comes from (``scheme:reference``), or None: the card's own directory.
+
+        For snapshots that ship without the right one; a ``tokenizer_path`` of the user wins over both.
+        """
+        return None
+
     def catalog(self) -> Sequence[CatalogEntry]:
         """Names that users may type for models of this family."""
         return ()
