@@ -6,8 +6,8 @@ Letters: B sequences, T tokens, W aux width, P position rows, L layers, K key/va
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
@@ -54,6 +54,8 @@ class PagedView:
     ``cu_seqlens``: int32 [B + 1], token offsets of each sequence. ``window``: None for full attention.
     ``extents``: host copies, or None in a captured program. ``limits``: as the batch's.
     ``bidirectional_end_T``: int32 [T], the exclusive end of the bidirectional range a token lies in, or 0.
+    ``memo``: where ops keep what they compute from the view once for all layers; an op renews it at layer 0, so a
+    view may be refilled between launches. Each view has its own, copies included.
     """
 
     k_LPKSD: torch.Tensor
@@ -67,6 +69,7 @@ class PagedView:
     window: int | None = None
     extents: tuple[RowExtent, ...] | None = None
     bidirectional_end_T: torch.Tensor | None = None
+    memo: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +80,8 @@ class RecurrentView:
     each sequence (scratch when dead). ``cu_seqlens``: int32 [B + 1].
     ``stores``: int64 [M, 3] rows of (row in this batch, token count within this launch after which to store,
     destination slot): ops copy the live state there as they pass it. Empty for most launches.
-    ``extents``: host copies, or None in a captured program.
+    ``extents``: host copies, or None in a captured program; ``host_stores``: likewise of ``stores``.
+    ``memo``: as ``PagedView``'s.
     """
 
     parts: Mapping[str, torch.Tensor]
@@ -87,6 +91,7 @@ class RecurrentView:
     limits: Limits
     extents: tuple[RowExtent, ...] | None = None
     host_stores: tuple[tuple[int, int, int], ...] = ()
+    memo: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +100,7 @@ class CrossView:
 
     ``k_LEKSD``, ``v_LEKSD``: [layers, entries, kv_heads, max_len, head_dim]; entry 0 is scratch.
     ``entries_B``: int64 [B], each sequence's entry. ``lens_B``: int32 [B], valid positions in it.
+    ``memo``: as ``PagedView``'s.
     """
 
     k_LEKSD: torch.Tensor
@@ -104,6 +110,7 @@ class CrossView:
     cu_seqlens: torch.Tensor
     limits: Limits
     extents: tuple[RowExtent, ...] | None = None
+    memo: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
 
 View = PagedView | RecurrentView | CrossView

@@ -1,0 +1,117 @@
+"""linear: a matrix product with what follows it fused in.
+
+Letters: T rows, K inputs, N outputs of the weight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+
+from kestrel.ops.op import Case, Inputs, Op, Tolerance
+from kestrel.ops.random import normal
+
+__all__ = ["EPILOGUES", "LINEAR", "ROW_BUCKETS", "linear", "row_bucket"]
+
+EPILOGUES = (None, "gelu_tanh", "gelu", "silu_mul", "gelu_tanh_mul", "residual")
+ROW_BUCKETS = (1, 16, 64)  # a GEMV, skinny products, then ordinary GEMMs ("rows" is 0 above the last)
+
+
+def row_bucket(rows: int) -> int:
+    """The fact ``rows`` of a product with that many rows: the smallest bucket that holds it, 0 above the largest."""
+    for bucket in ROW_BUCKETS:
+        if rows <= bucket:
+            return bucket
+    return 0
+
+
+def linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    epilogue: str | None = None,
+    residual: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """``x`` [..., K] · ``weight`` [N, K] transposed + ``bias`` [N], then the epilogue: [..., N] (gated: [..., N / 2]).
+
+    ``epilogue``: None; "gelu_tanh", "gelu" (erf); "silu_mul" and "gelu_tanh_mul": the first N / 2 outputs are the
+    gate g, the others u, the result is act(g) · u; "residual": ``residual`` [..., N] is added.
+    """
+    y = F.linear(x, weight, bias)
+    match epilogue:
+        case None:
+            return y
+        case "gelu_tanh":
+            return F.gelu(y, approximate="tanh")
+        case "gelu":
+            return F.gelu(y)
+        case "residual":
+            assert residual is not None, "the residual epilogue needs a residual"
+            return y + residual
+        case "silu_mul":
+            gate, up = y.chunk(2, dim=-1)
+            return F.silu(gate) * up
+        case "gelu_tanh_mul":
+            gate, up = y.chunk(2, dim=-1)
+            return F.gelu(gate, approximate="tanh") * up
+        case _:
+            raise ValueError(f"epilogue is {epilogue!r}; choices: {', '.join(map(str, EPILOGUES))}")
+
+
+_SHAPES = {
+    "smallest": (1, 8, 8),
+    "odd": (3, 37, 22),
+    "empty": (0, 64, 32),
+    "one row": (1, 256, 768),
+    "skinny": (8, 512, 256),
+    "gemm": (130, 128, 192),
+    "wide": (2, 2048, 64),
+}
+
+
+def _make(
+    shape: tuple[int, int, int], epilogue: str | None, seed: int, device: torch.device, dtype: torch.dtype
+) -> Inputs:
+    rows, k, n = shape
+    x = normal(seed, (rows, k), device, dtype)
+    weight = normal(seed + 1, (n, k), device, dtype, scale=k**-0.5)
+    bias = None if epilogue == "residual" else normal(seed + 2, (n,), device, dtype)
+    residual = normal(seed + 3, (rows, n), device, dtype) if epilogue == "residual" else None
+    return Inputs(args=(x, weight, bias), kwargs={"epilogue": epilogue, "residual": residual}, weight=1)
+
+
+def _cases() -> Sequence[Case]:
+    return [
+        Case(
+            op="linear",
+            name=f"{name}, {epilogue or 'no epilogue'}",
+            make=partial(_make, shape, epilogue),
+            facts={"k": shape[1], "n": shape[2], "epilogue": epilogue, "rows": row_bucket(shape[0])},
+        )
+        for name, shape in _SHAPES.items()
+        for epilogue in EPILOGUES
+    ]
+
+
+LINEAR = Op(
+    name="linear",
+    reference=linear,
+    cases=_cases,
+    # float32: sums of K terms in another order (TF32 is off). 16 bit: the output's rounding, and that of the value
+    # before the epilogue when a provider keeps it in 16 bits.
+    tolerances={
+        "float32": Tolerance(2e-5, 2e-5),
+        "bfloat16": Tolerance(3e-2, 2e-2),
+        "float16": Tolerance(4e-3, 4e-3),
+    },
+    facts={
+        "k": "K",
+        "n": "N",
+        "epilogue": "as the argument",
+        "rows": "row_bucket(T)",
+        "dtype": "of x and the weight",
+    },
+)

@@ -1,0 +1,229 @@
+"""paged_attention: queries of this launch against all keys and values of their sequences, in pages.
+
+Letters: B sequences, T tokens, H query heads, K key/value heads, D head dim, J key positions, Q padded queries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+
+from kestrel.ops.extents import QueryBlock, blocks_of
+from kestrel.ops.op import Case, Inputs, Op, Tolerance
+from kestrel.ops.pages import gather_rows, once_per_launch, rows_of_positions
+from kestrel.ops.random import normal
+from kestrel.ops.view_cases import VIEW_SHAPES, ViewShape, make_view
+from kestrel.spi.batch import PagedView
+
+__all__ = ["PAGED_ATTENTION", "paged_attention"]
+
+
+def paged_attention(
+    q_THD: torch.Tensor, view: PagedView, layer: int, scale: float, softcap: float | None = None
+) -> torch.Tensor:
+    """Attention outputs [T, H, D] of queries over ``layer`` of the view, this launch's keys and values included.
+
+    Token t of sequence b has position ``computed_B[b] + (t − cu_seqlens[b])``. It sees keys at positions up to its
+    own, and up to ``bidirectional_end_T[t]`` (exclusive) when it lies in such a range, but none at or before its
+    position − ``window``. Scores are q·k · ``scale``, then ``softcap`` · tanh(score / softcap), softmax in float32.
+    Query head h reads key/value head h // (H / K). What a sequence may not see cannot reach its rows, even if it is
+    NaN. Rows of dead or padding tokens are undefined.
+    """
+    if q_THD.shape[0] == 0:
+        return torch.empty_like(q_THD)
+    if view.limits.is_decode:
+        return _decode(q_THD, view, layer, scale, softcap)
+    if view.extents is not None:
+        return _prefill(q_THD, view, layer, scale, softcap)
+    return _padded(q_THD, view, layer, scale, softcap)
+
+
+def _decode(
+    q_BHD: torch.Tensor, view: PagedView, layer: int, scale: float, softcap: float | None
+) -> torch.Tensor:
+    """One query per sequence: gather every context into one block, then two batched products."""
+    rows_BKJ, hidden_BJ = once_per_launch(view, layer, "decode", _stage_decode)
+    batch, num_heads, dim = q_BHD.shape
+    _, num_kv, span = rows_BKJ.shape
+    wide = torch.promote_types(q_BHD.dtype, torch.float32)
+    k, v = (
+        gather_rows(pool[layer], rows_BKJ, wide).view(batch * num_kv, span, -1)
+        for pool in (view.k_LPKSD, view.v_LPKSD)
+    )
+    q = (q_BHD.to(wide) * scale).reshape(batch * num_kv, num_heads // num_kv, dim)
+    scores = torch.bmm(q, k.transpose(1, 2))
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap
+    if hidden_BJ is not None:
+        scores.view(batch, num_heads, span).masked_fill_(hidden_BJ.unsqueeze(1), float("-inf"))
+    return torch.bmm(torch.softmax(scores, -1), v).view(batch, num_heads, -1).to(q_BHD.dtype)
+
+
+def _stage_decode(view: PagedView) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Pool rows [B, K, J] of each context and which of them are beyond it ([B, J], None when none is).
+
+    A place beyond the context repeats the sequence's newest position: whatever it holds reaches no other sequence.
+    """
+    longest = view.limits.max_context_len
+    if view.extents is not None:
+        longest = max(row.computed + 1 for row in view.extents)
+    span = longest if view.window is None else min(longest, view.window)
+    newest = view.computed_B.to(torch.int64).unsqueeze(1)
+    positions = (newest - (span - 1)).clamp_(min=0) + torch.arange(span, device=newest.device)
+    seen = torch.minimum(positions, newest)
+    rows = rows_of_positions(view.page_table_BN, seen, view.k_LPKSD.shape[2], view.page_size)
+    if view.extents is not None and all(row.computed + 1 >= span for row in view.extents):
+        return rows, None
+    return rows, positions > newest
+
+
+@dataclass(frozen=True, slots=True)
+class _Sequence:
+    """One sequence of a prefill: the token of its position 0 (maybe negative), the pool rows [1, K, J] of the keys
+    that its tokens see, the first of which is at position ``low``, and its blocks with their masks."""
+
+    origin: int
+    low: int
+    rows_1KJ: torch.Tensor
+    blocks: tuple[tuple[QueryBlock, torch.Tensor | None], ...]
+
+
+def _prefill(
+    q_THD: torch.Tensor, view: PagedView, layer: int, scale: float, softcap: float | None
+) -> torch.Tensor:
+    """Sequence by sequence, block by block, from the host's extents."""
+    out_THD = q_THD.new_zeros(*q_THD.shape[:2], view.v_LPKSD.shape[-1])
+    for sequence in once_per_launch(view, layer, "prefill", _stage_prefill):
+        k_1KJD = gather_rows(view.k_LPKSD[layer], sequence.rows_1KJ, q_THD.dtype)
+        v_1KJD = gather_rows(view.v_LPKSD[layer], sequence.rows_1KJ, q_THD.dtype)
+        for block, mask in sequence.blocks:
+            tokens = slice(sequence.origin + block.start, sequence.origin + block.end)
+            keys = slice(block.low - sequence.low, block.high - sequence.low)
+            q_1HTD = q_THD[tokens].transpose(0, 1).unsqueeze(0)
+            o_1HTD = _attend(
+                q_1HTD, k_1KJD[:, :, keys], v_1KJD[:, :, keys], mask, block.is_causal, scale, softcap
+            )
+            out_THD[tokens] = o_1HTD[0].transpose(0, 1)
+    return out_THD
+
+
+def _stage_prefill(view: PagedView) -> list[_Sequence]:
+    assert view.extents is not None
+    device, sequences, start = view.slots_T.device, [], 0
+    for b, row in enumerate(view.extents):
+        if row.query_len:
+            blocks = blocks_of(row, view.window)
+            positions = torch.arange(blocks[0].low, row.computed + row.query_len, device=device).unsqueeze(0)
+            rows = rows_of_positions(
+                view.page_table_BN[b : b + 1], positions, view.k_LPKSD.shape[2], view.page_size
+            )
+            masked = tuple((block, block.mask(device)) for block in blocks)
+            sequences.append(_Sequence(start - row.computed, blocks[0].low, rows, masked))
+        start += row.query_len
+    return sequences
+
+
+def _padded(
+    q_THD: torch.Tensor, view: PagedView, layer: int, scale: float, softcap: float | None
+) -> torch.Tensor:
+    """Every sequence padded to the launch's ceilings, from device tensors alone, as a captured program needs."""
+    source_BQ, back_T, rows_BKJ, seen_BQJ = once_per_launch(view, layer, "padded", _stage_padded)
+    q_BHQD = q_THD[source_BQ].transpose(1, 2)
+    k_BKJD, v_BKJD = (
+        gather_rows(pool[layer], rows_BKJ, q_THD.dtype) for pool in (view.k_LPKSD, view.v_LPKSD)
+    )
+    out_BHQD = _attend(q_BHQD, k_BKJD, v_BKJD, seen_BQJ.unsqueeze(1), False, scale, softcap)
+    return out_BHQD.transpose(1, 2).flatten(0, 1).index_select(0, back_T)
+
+
+def _stage_padded(view: PagedView) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Token of each padded query [B, Q], padded place of each token [T], pool rows [B, K, J], the seen [B, Q, J]."""
+    cu, device = view.cu_seqlens.to(torch.int64), view.cu_seqlens.device
+    num_rows, num_tokens, width = cu.shape[0] - 1, view.slots_T.shape[0], view.limits.max_query_len
+    token = torch.arange(num_tokens, device=device)
+    row_T = torch.searchsorted(cu[1:], token, right=True).clamp_(max=num_rows - 1)
+    back_T = row_T * width + (token - cu[row_T]).clamp_(0, width - 1)
+    place = torch.arange(width, device=device)
+    source_BQ = (cu[:-1].unsqueeze(1) + place).clamp_(max=num_tokens - 1)
+    computed = view.computed_B.to(torch.int64).unsqueeze(1)
+    newest = computed + ((cu[1:] - cu[:-1]).unsqueeze(1) - 1).clamp_(min=0)
+    at_BQ = torch.minimum(computed + place, newest)
+    end_BQ = at_BQ + 1
+    if view.bidirectional_end_T is not None:
+        end_BQ = torch.maximum(end_BQ, view.bidirectional_end_T[source_BQ])
+    key = torch.arange(view.limits.max_context_len, device=device)
+    seen_BQJ = key < torch.minimum(end_BQ, newest + 1).unsqueeze(-1)
+    if view.window is not None:
+        seen_BQJ &= key > (at_BQ - view.window).unsqueeze(-1)
+    held = torch.minimum(key.unsqueeze(0), newest)
+    rows = rows_of_positions(view.page_table_BN, held, view.k_LPKSD.shape[2], view.page_size)
+    return source_BQ, back_T, rows, seen_BQJ
+
+
+def _attend(
+    q_BHQD: torch.Tensor,
+    k_BKJD: torch.Tensor,
+    v_BKJD: torch.Tensor,
+    mask: torch.Tensor | None,
+    is_causal: bool,
+    scale: float,
+    softcap: float | None,
+) -> torch.Tensor:
+    grouped = q_BHQD.shape[1] != k_BKJD.shape[1]
+    if softcap is None:
+        return F.scaled_dot_product_attention(
+            q_BHQD, k_BKJD, v_BKJD, attn_mask=mask, is_causal=is_causal, scale=scale, enable_gqa=grouped
+        )
+    wide = torch.promote_types(q_BHQD.dtype, torch.float32)
+    repeats = q_BHQD.shape[1] // k_BKJD.shape[1]
+    k, v = (x.to(wide).repeat_interleave(repeats, 1) for x in (k_BKJD, v_BKJD))
+    scores = torch.tanh(q_BHQD.to(wide) @ k.transpose(-1, -2) * (scale / softcap)) * softcap
+    if is_causal:
+        mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+    if mask is not None:
+        scores = scores.masked_fill(~mask, float("-inf"))
+    return (torch.softmax(scores, -1) @ v).to(q_BHQD.dtype)
+
+
+def _make(shape: ViewShape, seed: int, device: torch.device, dtype: torch.dtype) -> Inputs:
+    view = make_view(shape, seed, device, dtype)
+    q = normal(seed, (shape.tokens, shape.heads, shape.head_dim), device, dtype)
+    num_rows = shape.tokens - shape.spare_tokens
+    return Inputs(
+        args=(q, view, 1, shape.head_dim**-0.5), kwargs={"softcap": shape.softcap}, num_rows=num_rows
+    )
+
+
+def _cases() -> Sequence[Case]:
+    return [
+        Case(op="paged_attention", name=name, make=partial(_make, shape), facts=shape.attention_facts())
+        for name, shape in VIEW_SHAPES.items()
+    ]
+
+
+PAGED_ATTENTION = Op(
+    name="paged_attention",
+    reference=paged_attention,
+    cases=_cases,
+    tolerances={
+        "float32": Tolerance(2e-5, 2e-5),  # another order of sums, exp by other means
+        "bfloat16": Tolerance(
+            2e-2, 2e-2
+        ),  # probabilities may be rounded to 16 bits before the second product
+        "float16": Tolerance(3e-3, 3e-3),
+    },
+    facts={
+        "mode": '"decode" or "prefill"',
+        "heads": "H",
+        "kv_heads": "K",
+        "head_dim": "D",
+        "page": "positions per page",
+        "window": "positions or None",
+        "softcap": "whether one is given",
+        "dtype": "of the queries",
+    },
+)

@@ -1,0 +1,58 @@
+"""Where positions lie in a paged pool, as row indices that reference ops share. A pool of one layer is seen as rows
+of D numbers: row ``(page · K + head) · S + offset``.
+
+Letters: B sequences, T tokens, J key positions, K key/value heads, S page size, D head dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+
+from kestrel.spi.batch import CrossView, PagedView, RecurrentView
+
+__all__ = ["gather_rows", "once_per_launch", "rows_of_positions", "rows_of_slots"]
+
+Staged = TypeVar("Staged")
+AnyView = TypeVar("AnyView", PagedView, RecurrentView, CrossView)
+
+
+def once_per_launch(view: AnyView, layer: int, name: str, build: Callable[[AnyView], Staged]) -> Staged:
+    """``build(view)``, computed at layer 0 of a launch and reused by the layers after it."""
+    if layer == 0 or name not in view.memo:
+        view.memo[name] = build(view)
+    staged: Staged = view.memo[name]
+    return staged
+
+
+def rows_of_slots(slots: torch.Tensor, num_heads: int, page_size: int) -> torch.Tensor:
+    """Pool rows [T, K] of ``slots`` [T], int64."""
+    heads = torch.arange(num_heads, device=slots.device)
+    page = slots.div(page_size, rounding_mode="floor")
+    return (
+        (page * num_heads)
+        .unsqueeze(-1)
+        .add(heads)
+        .mul_(page_size)
+        .add_((slots - page * page_size).unsqueeze(-1))
+    )
+
+
+def rows_of_positions(
+    page_table_BN: torch.Tensor, positions_BJ: torch.Tensor, num_heads: int, page_size: int
+) -> torch.Tensor:
+    """Pool rows [B, K, J] of absolute positions of each sequence, int64."""
+    page_idx = positions_BJ.div(page_size, rounding_mode="floor")
+    page = page_table_BN.gather(1, page_idx).to(torch.int64)
+    heads = torch.arange(num_heads, device=page.device).view(1, -1, 1)
+    offset = positions_BJ - page_idx * page_size
+    return (page * num_heads).unsqueeze(1).add(heads).mul_(page_size).add_(offset.unsqueeze(1))
+
+
+def gather_rows(pool_PKSD: torch.Tensor, rows_BKJ: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Keys or values [B, K, J, D] at ``rows_BKJ`` of one layer's pool, in ``dtype``."""
+    dim = pool_PKSD.shape[-1]
+    picked = pool_PKSD.view(-1, dim).index_select(0, rows_BKJ.view(-1))
+    return picked.view(*rows_BKJ.shape, dim).to(dtype)

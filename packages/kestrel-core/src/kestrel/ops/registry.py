@@ -1,0 +1,35 @@
+"""Every op by name. Built here, once, explicitly; nothing registers itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from kestrel.ops.linear import LINEAR
+from kestrel.ops.norms import ADD_NORM, LAYER_NORM, RMS_NORM
+from kestrel.ops.op import Op
+from kestrel.ops.paged_attention import PAGED_ATTENTION
+from kestrel.ops.qk_norm_rope_kv_write import QK_NORM_ROPE_KV_WRITE
+from kestrel.ops.rope import ROPE
+from kestrel.ops.vision_attention import VISION_ATTENTION
+from kestrel.ops.write_kv import COPY_PAGE, WRITE_KV
+
+__all__ = ["OPS"]
+
+OPS: Mapping[str, Op] = MappingProxyType(
+    {
+        op.name: op
+        for op in (
+            ADD_NORM,
+            COPY_PAGE,
+            LAYER_NORM,
+            LINEAR,
+            PAGED_ATTENTION,
+            QK_NORM_ROPE_KV_WRITE,
+            RMS_NORM,
+            ROPE,
+            VISION_ATTENTION,
+            WRITE_KV,
+        )
+    }
+)

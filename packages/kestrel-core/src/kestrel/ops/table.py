@@ -1,0 +1,172 @@
+"""Which provider serves which query: user override, then backends by priority, then the reference.
+
+Does not know models; a driver's needs and the layers' queries come in as ``OpQuery``.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from kestrel.errors import NoKernelError, closest
+from kestrel.ops.registry import OPS
+from kestrel.spi.backend import Impl, KernelBackend, No, OpCall, OpQuery, Unavailable, Yes
+
+__all__ = ["REFERENCE", "OpChoice", "OpTable", "resolve_ops"]
+
+REFERENCE = "reference"
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpChoice:
+    """One row of ``kestrel doctor``: who serves ``query``, and why those asked before it do not."""
+
+    query: OpQuery
+    provider: str
+    rejected: Mapping[str, str] = field(default_factory=dict)
+
+
+def _always(query: OpQuery) -> Yes | No:
+    return Yes()
+
+
+class OpTable:
+    """Ops resolved for one model on one device. A query gets the same answer for the table's whole life."""
+
+    def __init__(
+        self,
+        *,
+        device: torch.device,
+        providers: Mapping[str, Mapping[str, Impl]],
+        unavailable: Mapping[str, str],
+        overrides: Mapping[str, str],
+        strict: bool,
+    ) -> None:
+        self.device = device
+        self._providers = providers
+        self._unavailable = dict(unavailable)
+        self._overrides = dict(overrides)
+        self._strict = strict
+        self._choices: dict[OpQuery, OpChoice] = {}
+        self._impls: dict[OpQuery, Impl] = {}
+
+    def resolve(self, query: OpQuery) -> OpCall:
+        """The callable that serves ``query``, chosen at the first asking and logged.
+
+        Raises NoKernelError when no provider serves it, or when ``strict`` and only the reference does on an
+        accelerator.
+        """
+        return self._impl(query).fn
+
+    def pack(self, query: OpQuery, weight: torch.Tensor) -> torch.Tensor:
+        """``weight`` as the provider of ``query`` wants it; the reference takes it as it is."""
+        return self._impl(query).pack(weight)
+
+    def rows(self) -> list[OpChoice]:
+        """Every query asked so far with its provider, sorted by query."""
+        return sorted(self._choices.values(), key=lambda choice: str(choice.query))
+
+    def _impl(self, query: OpQuery) -> Impl:
+        known = self._impls.get(query)
+        return known if known is not None else self._choose(query)
+
+    def _choose(self, query: OpQuery) -> Impl:
+        rejected: dict[str, str] = {}
+        for name, impl in self._asked(query, rejected):
+            answer = impl.supports(query)
+            if isinstance(answer, Yes):
+                choice = OpChoice(query=query, provider=name, rejected=rejected)
+                self._record(choice)
+                self._choices[query] = choice
+                self._impls[query] = impl
+                return impl
+            rejected[name] = answer.reason
+        raise NoKernelError(
+            f"{query} is needed on {self.device}, and no provider serves it: {_reasons(rejected)}. "
+            f"Install a kernel backend that does. {closest(query.op, OPS)}",
+            reasons=rejected,
+        )
+
+    def _asked(self, query: OpQuery, rejected: dict[str, str]) -> Iterable[tuple[str, Impl]]:
+        """Providers in the order of preference; those that cannot be asked go to ``rejected``."""
+        rejected.update(self._unavailable)
+        reference = OPS.get(query.op)
+        offers = {name: impls[query.op] for name, impls in self._providers.items() if query.op in impls}
+        rejected.update({n: f"has no {query.op}" for n in self._providers if n not in offers})
+        if reference is not None:
+            offers[REFERENCE] = Impl(supports=_always, fn=reference.reference)
+        wanted = self._overrides.get(query.op)
+        if wanted is not None:
+            if wanted not in offers:
+                raise NoKernelError(
+                    f"ops={{{query.op!r}: {wanted!r}}} was asked for, but {wanted!r} provides no {query.op} on "
+                    f"{self.device}{': ' + rejected[wanted] if wanted in rejected else ''}. {closest(wanted, offers)}",
+                    reasons=rejected,
+                )
+            yield wanted, offers.pop(wanted)
+        yield from offers.items()
+
+    def _record(self, choice: OpChoice) -> None:
+        fell = choice.provider == REFERENCE and self._overrides.get(choice.query.op) != REFERENCE
+        if not fell or self.device.type == "cpu":
+            log.info("%s: %s%s", choice.query, choice.provider, _because(choice.rejected))
+            return
+        told = f"{choice.query} runs on the plain-torch reference on {self.device}{_because(choice.rejected)}"
+        if self._strict:
+            raise NoKernelError(
+                f"{told}, and strict_ops is on. Install a kernel backend for "
+                f"{self.device.type}, or set strict_ops=False",
+                reasons=choice.rejected,
+            )
+        if not any(c.provider == REFERENCE and c.query.op == choice.query.op for c in self._choices.values()):
+            log.warning("%s; it is correct and slow", told)
+
+
+def _reasons(rejected: Mapping[str, str]) -> str:
+    return "; ".join(f"{name}: {reason}" for name, reason in rejected.items()) or "none is installed"
+
+
+def _because(rejected: Mapping[str, str]) -> str:
+    return f" ({_reasons(rejected)})" if rejected else ""
+
+
+def resolve_ops(
+    needs: Iterable[OpQuery] = (),
+    device: torch.device | None = None,
+    backends: Sequence[KernelBackend] = (),
+    overrides: Mapping[str, str] | None = None,
+    strict: bool = False,
+) -> OpTable:
+    """The table of ``device`` (default: CPU) with every query of ``needs`` resolved.
+
+    ``backends`` are probed here, highest priority first (ties by name). ``overrides`` maps an op to the provider
+    to ask first; if that provider answers no, the usual order follows. Raises NoKernelError when an override names
+    an op or provider that does not exist, when a need has no provider, and when ``strict`` and an accelerator
+    would run a reference.
+    """
+    device = torch.device("cpu") if device is None else device
+    providers: dict[str, Mapping[str, Impl]] = {}
+    unavailable: dict[str, str] = {}
+    for backend in sorted(backends, key=lambda b: (-b.priority, b.name)):
+        answer = backend.probe(device)
+        if isinstance(answer, Unavailable):
+            unavailable[backend.name] = answer.reason
+        else:
+            providers[backend.name] = backend.impls()
+    known = {*providers, *unavailable, REFERENCE}
+    names = {*OPS, *(op for impls in providers.values() for op in impls)}
+    for op, provider in (overrides or {}).items():
+        if op not in names:
+            raise NoKernelError(f"ops={{{op!r}: {provider!r}}} names no op. {closest(op, names)}")
+        if provider not in known:
+            raise NoKernelError(f"ops={{{op!r}: {provider!r}}} names no provider. {closest(provider, known)}")
+    table = OpTable(
+        device=device, providers=providers, unavailable=unavailable, overrides=overrides or {}, strict=strict
+    )
+    for query in needs:
+        table.resolve(query)
+    return table

@@ -1,0 +1,143 @@
+"""Independent versions of every op, written token by token in float64. Slow, and meant to be obviously right.
+
+They take the same arguments as the op, read NaN as "nothing may look here", and return what the op returns; tensors
+that the op updates in place are updated here as well.
+"""
+
+import math
+
+import torch
+
+
+def wide(x):
+    return None if x is None else x.double()
+
+
+def layer_norm(x, weight, bias=None, eps=1e-5):
+    x = wide(x)
+    mean = x.mean(-1, keepdim=True)
+    variance = ((x - mean) ** 2).mean(-1, keepdim=True)
+    out = (x - mean) / (variance + eps).sqrt()
+    out = out if weight is None else out * wide(weight)
+    return out if bias is None else out + wide(bias)
+
+
+def rms_norm(x, weight, eps=1e-6, *, add_one=False):
+    x = wide(x)
+    out = x / ((x * x).mean(-1, keepdim=True) + eps).sqrt()
+    return out if weight is None else out * (wide(weight) + (1.0 if add_one else 0.0))
+
+
+def add_norm(x, delta, weight, bias=None, eps=1e-6, *, kind="rms"):
+    total = (x + delta).double()  # the residual stream lives in x's dtype
+    if kind == "layer":
+        return total, layer_norm(total, weight, bias, eps)
+    return total, rms_norm(total, weight, eps, add_one=kind == "rms_plus_one")
+
+
+def gelu(x):
+    return 0.5 * x * (1 + torch.erf(x / math.sqrt(2)))
+
+
+def gelu_tanh(x):
+    return 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+
+def silu(x):
+    return x / (1 + torch.exp(-x))
+
+
+def linear(x, weight, bias=None, epilogue=None, residual=None):
+    y = wide(x) @ wide(weight).T
+    y = y if bias is None else y + wide(bias)
+    half = y.shape[-1] // 2
+    if epilogue is None:
+        return y
+    if epilogue == "residual":
+        return y + wide(residual)
+    if epilogue.endswith("_mul"):
+        act = {"silu_mul": silu, "gelu_tanh_mul": gelu_tanh}[epilogue]
+        return act(y[..., :half]) * y[..., half:]
+    return {"gelu": gelu, "gelu_tanh": gelu_tanh}[epilogue](y)
+
+
+def rope(x_THD, cos_TR, sin_TR):
+    out = wide(x_THD).clone()
+    half = cos_TR.shape[-1] // 2
+    for t in range(x_THD.shape[0]):
+        for i in range(half):
+            cos, sin = float(cos_TR[t, i]), float(sin_TR[t, i + half])
+            a, b = wide(x_THD)[t, :, i], wide(x_THD)[t, :, i + half]
+            out[t, :, i] = a * cos - b * sin
+            out[t, :, i + half] = a * sin + b * cos
+    return out
+
+
+def write_kv(k_TKD, v_TKD, view, layer):
+    for t, slot in enumerate(view.slots_T.tolist()):
+        page, offset = divmod(slot, view.page_size)
+        view.k_LPKSD[layer, page, :, offset] = k_TKD[t].to(view.k_LPKSD.dtype)
+        view.v_LPKSD[layer, page, :, offset] = v_TKD[t].to(view.v_LPKSD.dtype)
+
+
+def qk_norm_rope_kv_write(
+    q, k, v, view, layer, cos=None, sin=None, qw=None, kw=None, eps=1e-6, *, add_one=False
+):
+    if qw is not None:
+        q = rms_norm(q, qw, eps, add_one=add_one)
+    if kw is not None:
+        k = rms_norm(k, kw, eps, add_one=add_one)
+    if cos is not None:
+        q, k = rope(q, cos, sin), rope(k, cos, sin)
+    write_kv(k, v, view, layer)
+    return q
+
+
+def copy_page(k_LPKSD, v_LPKSD, src, dst, filled):
+    for pool in (k_LPKSD, v_LPKSD):
+        for layer in range(pool.shape[0]):
+            for offset in range(filled):
+                pool[layer, dst, :, offset] = pool[layer, src, :, offset]
+
+
+def paged_attention(q_THD, view, layer, scale, softcap=None):
+    num_heads, num_kv = q_THD.shape[1], view.k_LPKSD.shape[2]
+    out = torch.zeros(q_THD.shape, dtype=torch.float64)
+    cu = view.cu_seqlens.tolist()
+    for b in range(len(cu) - 1):
+        for t in range(cu[b], cu[b + 1]):
+            p = int(view.computed_B[b]) + t - cu[b]
+            high = max(p + 1, int(view.bidirectional_end_T[t]))
+            low = 0 if view.window is None else max(0, p - view.window + 1)
+            places = [
+                (int(view.page_table_BN[b, j // view.page_size]), j % view.page_size)
+                for j in range(low, high)
+            ]
+            for h in range(num_heads):
+                kv = h // (num_heads // num_kv)
+                keys = torch.stack(
+                    [view.k_LPKSD[layer, page, kv, offset] for page, offset in places]
+                ).double()
+                values = torch.stack(
+                    [view.v_LPKSD[layer, page, kv, offset] for page, offset in places]
+                ).double()
+                scores = keys @ q_THD[t, h].double() * scale
+                if softcap is not None:
+                    scores = softcap * torch.tanh(scores / softcap)
+                weights = torch.exp(scores - scores.max())
+                out[t, h] = (weights / weights.sum()) @ values
+    return out
+
+
+def vision_attention(q_NSHD, k_NSHD, v_NSHD, scale):
+    scores = torch.einsum("nshd,nthd->nhst", wide(q_NSHD), wide(k_NSHD)) * scale
+    return torch.einsum("nhst,nthd->nshd", torch.softmax(scores, -1), wide(v_NSHD))
+
+
+NAIVE = {
+    f.__name__: f
+    for f in (
+        add_norm, copy_page, layer_norm, linear, paged_attention, qk_norm_rope_kv_write, rms_norm, rope,
+        vision_attention, write_kv,
+    )
+}  # fmt: skip

@@ -1,0 +1,109 @@
+import logging
+
+import pytest
+import torch
+
+from kestrel.errors import NoKernelError
+from kestrel.ops import OPS, REFERENCE, resolve_ops
+from kestrel.spi.backend import Available, Impl, KernelBackend, No, OpQuery, Unavailable, Yes
+
+QUERY = OpQuery.of("rms_norm", dim=8, kind="rms", dtype="float32")
+GPU = torch.device("cuda")
+
+
+class Backend(KernelBackend):
+    def __init__(self, name, priority=0, answer=None, op="rms_norm", probe=None):
+        self.name, self.priority = name, priority
+        self._answer, self._op, self._probe = answer or Yes(), op, probe or Available()
+        self.fn = lambda *args: name
+
+    def probe(self, device):
+        return self._probe
+
+    def impls(self):
+        return {
+            self._op: Impl(supports=lambda query: self._answer, fn=self.fn, pack=lambda weight: weight + 1)
+        }
+
+
+def test_without_backends_every_op_is_the_reference():
+    table = resolve_ops()
+    for op in OPS.values():
+        assert table.resolve(OpQuery.of(op.name, dtype="float32")) is op.reference
+
+
+def test_the_highest_priority_that_says_yes_serves_the_query():
+    low, high, shy = Backend("low", 1), Backend("high", 5), Backend("shy", 9, answer=No("dim 8 is too small"))
+    table = resolve_ops([QUERY], backends=[low, high, shy])
+    assert table.resolve(QUERY) is high.fn
+    (row,) = table.rows()
+    assert (row.query, row.provider) == (QUERY, "high")
+    assert row.rejected == {"shy": "dim 8 is too small"}
+
+
+def test_reasons_of_all_losers_are_kept():
+    backends = [Backend("away", probe=Unavailable("no such device")), Backend("other", op="rope")]
+    table = resolve_ops([QUERY], backends=backends)
+    (row,) = table.rows()
+    assert row.provider == REFERENCE
+    assert row.rejected == {"away": "no such device", "other": "has no rms_norm"}
+
+
+def test_an_override_is_asked_first():
+    high = Backend("high", 5)
+    table = resolve_ops([QUERY], backends=[high], overrides={"rms_norm": REFERENCE})
+    assert table.resolve(QUERY) is OPS["rms_norm"].reference
+
+
+def test_an_override_that_declines_falls_back_in_the_usual_order():
+    shy, high = Backend("shy", answer=No("not today")), Backend("high", 5)
+    table = resolve_ops([QUERY], backends=[shy, high], overrides={"rms_norm": "shy"})
+    assert table.resolve(QUERY) is high.fn
+    assert table.rows()[0].rejected == {"shy": "not today"}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"rms_norm": "refernce"}, "Did you mean 'reference'"),
+        ({"rmsnorm": REFERENCE}, "Did you mean 'rms_norm'"),
+        ({"rms_norm": "away"}, "no such device"),
+    ],
+)
+def test_an_override_that_names_nothing_usable_is_an_error_with_the_choices(overrides, message):
+    away = Backend("away", probe=Unavailable("no such device"))
+    with pytest.raises(NoKernelError, match=message):
+        resolve_ops([QUERY], backends=[away], overrides=overrides)
+
+
+def test_strict_refuses_a_reference_on_an_accelerator_but_not_on_the_cpu():
+    shy = Backend("shy", answer=No("dim 8 is too small"))
+    with pytest.raises(NoKernelError, match="dim 8 is too small") as error:
+        resolve_ops([QUERY], GPU, [shy], strict=True)
+    assert error.value.reasons == {"shy": "dim 8 is too small"}
+    assert resolve_ops([QUERY], backends=[shy], strict=True).rows()[0].provider == REFERENCE
+
+
+def test_strict_accepts_a_reference_that_the_user_chose():
+    table = resolve_ops([QUERY], GPU, overrides={"rms_norm": REFERENCE}, strict=True)
+    assert table.rows()[0].provider == REFERENCE
+
+
+def test_a_fall_to_the_reference_on_an_accelerator_warns_once_per_op(caplog):
+    other = OpQuery.of("rms_norm", dim=16, kind="rms", dtype="float32")
+    with caplog.at_level(logging.WARNING):
+        resolve_ops([QUERY, QUERY, other], GPU, [Backend("shy", answer=No("dim 8 is too small"))])
+    (record,) = caplog.records
+    assert "dim 8 is too small" in record.getMessage()
+
+
+def test_an_op_that_nobody_provides_is_an_error():
+    with pytest.raises(NoKernelError, match="rms_norm"):
+        resolve_ops([OpQuery.of("rmsnorm")])
+
+
+def test_weights_are_packed_by_the_provider_that_serves_the_query():
+    table = resolve_ops(backends=[Backend("high")])
+    weight = torch.zeros(2)
+    assert torch.equal(table.pack(QUERY, weight), torch.ones(2))
+    assert resolve_ops().pack(QUERY, weight) is weight
