@@ -1,0 +1,118 @@
+"""Linear maps: plain, with an epilogue, and several checkpoints' weights packed into one.
+
+``weight`` [N, K] and ``bias`` [N] under the names that checkpoints use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from kestrel.ops.linear import ROW_BUCKETS, row_bucket
+from kestrel.ops.op import dtype_name
+from kestrel.spi.backend import OpCall, OpQuery
+from kestrel.spi.family import OpTableLike
+
+__all__ = ["Linear", "Packed", "PackedPart", "packed_parts"]
+
+
+class Linear(nn.Module):
+    """``x @ weight.T + bias``, then ``epilogue`` (see ``ops.linear``: "gelu_tanh", "silu_mul", "residual", …).
+
+    Which provider runs it may differ by the number of rows, so it is resolved once per row bucket.
+    """
+
+    def __init__(
+        self,
+        ops: OpTableLike,
+        in_features: int,
+        out_features: int,
+        *,
+        bias: bool = True,
+        epilogue: str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.in_features, self.out_features, self.epilogue = in_features, out_features, epilogue
+        self.weight = nn.Parameter(torch.empty(out_features, in_features, dtype=dtype), requires_grad=False)
+        self.bias = (
+            nn.Parameter(torch.empty(out_features, dtype=dtype), requires_grad=False) if bias else None
+        )
+        name = dtype_name(dtype or torch.get_default_dtype())
+        self._calls: dict[int, OpCall] = {
+            rows: ops.resolve(
+                OpQuery.of("linear", k=in_features, n=out_features, epilogue=epilogue, dtype=name, rows=rows)
+            )
+            for rows in (*ROW_BUCKETS, 0)
+        }
+        calls = list(self._calls.values())
+        self._only: OpCall | None = calls[0] if all(call is calls[0] for call in calls) else None
+
+    def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        """The product [..., N] (N / 2 when gated). ``residual`` [..., N] goes with the epilogue "residual"."""
+        call = self._only
+        if call is None:
+            call = self._calls[row_bucket(x.numel() // self.in_features)]
+        out: torch.Tensor = call(x, self.weight, self.bias, self.epilogue, residual)
+        return out
+
+    def extra_repr(self) -> str:
+        """What ``print(module)`` shows."""
+        return f"{self.in_features} -> {self.out_features}, epilogue={self.epilogue}"
+
+
+@dataclass(frozen=True, slots=True)
+class PackedPart:
+    """Rows ``start`` to ``end`` of parameter ``target``: where a checkpoint's tensor goes."""
+
+    target: str
+    start: int
+    end: int
+
+
+class Packed(Linear):
+    """One stored weight made of named parts, in the order given: {"q": 256, "k": 256, "v": 256}.
+
+    A checkpoint may hold the whole (``name.weight``) or the parts (``name.q.weight``); ``packed_parts`` says where a
+    part's tensor goes. LoRA and tensor parallelism address parts by the same names.
+    """
+
+    def __init__(
+        self,
+        ops: OpTableLike,
+        in_features: int,
+        parts: Mapping[str, int],
+        *,
+        bias: bool = True,
+        epilogue: str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(ops, in_features, sum(parts.values()), bias=bias, epilogue=epilogue, dtype=dtype)
+        self.parts: dict[str, slice] = {}
+        start = 0
+        for name, size in parts.items():
+            self.parts[name] = slice(start, start + size)
+            start += size
+        self._sizes = list(parts.values())
+
+    def split(self, y: torch.Tensor) -> Sequence[torch.Tensor]:
+        """Views of an output [..., N], one per part."""
+        return y.split_with_sizes(self._sizes, dim=-1)
+
+
+def packed_parts(module: nn.Module) -> dict[str, PackedPart]:
+    """Every tensor name that a checkpoint may use for a part of a ``Packed`` inside ``module``, and where it goes.
+
+    For a module ``attn.qkv`` with a part ``q``: "attn.qkv.q.weight" is rows of parameter "attn.qkv.weight".
+    """
+    found: dict[str, PackedPart] = {}
+    for name, child in module.named_modules():
+        if isinstance(child, Packed):
+            prefix = f"{name}." if name else ""
+            for kind in ("weight",) if child.bias is None else ("weight", "bias"):
+                for part, rows in child.parts.items():
+                    found[f"{prefix}{part}.{kind}"] = PackedPart(f"{prefix}{kind}", rows.start, rows.stop)
+    return found

@@ -1,0 +1,40 @@
+"""The feed-forward part of a block."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from kestrel.layers.linear import Linear
+from kestrel.spi.family import OpTableLike
+
+__all__ = ["MLP"]
+
+
+class MLP(nn.Module):
+    """fc1, activation, fc2. ``activation``: an epilogue of ``ops.linear``; for a gated one ("silu_mul",
+    "gelu_tanh_mul") fc1 holds gate and up, 2 · ``hidden`` rows."""
+
+    def __init__(
+        self,
+        ops: OpTableLike,
+        dim: int,
+        hidden: int,
+        *,
+        out: int | None = None,
+        activation: str = "gelu_tanh",
+        bias: bool = True,
+        residual: bool = False,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        rows = 2 * hidden if activation.endswith("_mul") else hidden
+        self.fc1 = Linear(ops, dim, rows, bias=bias, epilogue=activation, dtype=dtype)
+        self.fc2 = Linear(
+            ops, hidden, out or dim, bias=bias, epilogue="residual" if residual else None, dtype=dtype
+        )
+
+    def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        """[..., dim] to [..., out]; ``residual`` is added when the module was built with ``residual=True``."""
+        out: torch.Tensor = self.fc2(self.fc1(x), residual)
+        return out

@@ -1,0 +1,106 @@
+"""Norms over the last axis. ``weight`` (and ``bias``) under the names that checkpoints use."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import nn
+
+from kestrel.ops.op import dtype_name
+from kestrel.spi.backend import OpQuery
+from kestrel.spi.family import OpTableLike
+
+__all__ = ["AddNorm", "LayerNorm", "NormKind", "RMSNorm"]
+
+NormKind = Literal["rms", "rms_plus_one", "layer"]
+
+
+class _Norm(nn.Module):
+    def __init__(
+        self, dim: int, kind: NormKind, eps: float, *, weight: bool, bias: bool, dtype: torch.dtype | None
+    ) -> None:
+        super().__init__()
+        self.kind, self.eps = kind, eps
+        start = torch.zeros if kind == "rms_plus_one" else torch.ones
+        self.weight = nn.Parameter(start(dim, dtype=dtype), requires_grad=False) if weight else None
+        self.bias = nn.Parameter(torch.zeros(dim, dtype=dtype), requires_grad=False) if bias else None
+
+    def _query(self, op: str, dim: int, dtype: torch.dtype | None) -> OpQuery:
+        return OpQuery.of(op, dim=dim, kind=self.kind, dtype=dtype_name(dtype or torch.get_default_dtype()))
+
+
+class LayerNorm(_Norm):
+    """LayerNorm with weight and, unless ``bias`` is False, bias."""
+
+    def __init__(
+        self,
+        ops: OpTableLike,
+        dim: int,
+        eps: float = 1e-5,
+        *,
+        bias: bool = True,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(dim, "layer", eps, weight=True, bias=bias, dtype=dtype)
+        self._call = ops.resolve(self._query("layer_norm", dim, dtype))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """``x`` [..., C] normalised."""
+        out: torch.Tensor = self._call(x, self.weight, self.bias, self.eps)
+        return out
+
+
+class RMSNorm(_Norm):
+    """RMSNorm. ``add_one``: the stored weight is the factor minus one. ``weight`` False: no factor at all."""
+
+    def __init__(
+        self,
+        ops: OpTableLike,
+        dim: int,
+        eps: float = 1e-6,
+        *,
+        add_one: bool = False,
+        weight: bool = True,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(
+            dim, "rms_plus_one" if add_one else "rms", eps, weight=weight, bias=False, dtype=dtype
+        )
+        self._call = ops.resolve(self._query("rms_norm", dim, dtype))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """``x`` [..., C] normalised."""
+        out: torch.Tensor = self._call(x, self.weight, self.eps, add_one=self.kind == "rms_plus_one")
+        return out
+
+
+class AddNorm(_Norm):
+    """A norm that first adds what the layer before computed to the residual stream: one op instead of two.
+
+    ``kind`` is "rms", "rms_plus_one" or "layer"; only "layer" takes a bias.
+    """
+
+    def __init__(
+        self,
+        ops: OpTableLike,
+        dim: int,
+        eps: float = 1e-6,
+        *,
+        kind: NormKind = "rms",
+        bias: bool | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        has_bias = kind == "layer" if bias is None else bias
+        super().__init__(dim, kind, eps, weight=True, bias=has_bias, dtype=dtype)
+        self._add = ops.resolve(self._query("add_norm", dim, dtype))
+        self._norm = ops.resolve(self._query("layer_norm" if kind == "layer" else "rms_norm", dim, dtype))
+
+    def forward(self, x: torch.Tensor, delta: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """``x + delta`` and its norm. Without a ``delta`` (the first block) ``x`` itself and its norm."""
+        if delta is not None:
+            total, normed = self._add(x, delta, self.weight, self.bias, self.eps, kind=self.kind)
+            return total, normed
+        if self.kind == "layer":
+            return x, self._norm(x, self.weight, self.bias, self.eps)
+        return x, self._norm(x, self.weight, self.eps, add_one=self.kind == "rms_plus_one")
