@@ -1,0 +1,129 @@
+"""What the shared cases do not show: blocks, staging, and that nothing leaks between sequences."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from kestrel.ops.extents import blocks_of
+from kestrel.ops.paged_attention import paged_attention
+from kestrel.ops.view_cases import ViewShape, make_view
+from kestrel.ops.write_kv import write_kv
+from kestrel.spi.batch import RowExtent
+
+CPU = torch.device("cpu")
+
+
+def rows(*extents):
+    return tuple(RowExtent(*extent) for extent in extents)
+
+
+def seen_by(blocks, row):
+    """Which keys each query sees, as the blocks say it: {position: set of positions}."""
+    seen = {}
+    for block in blocks:
+        mask = block.mask(CPU)
+        for i, p in enumerate(range(block.start, block.end)):
+            keys = range(block.low, block.high)
+            if mask is not None:
+                seen[p] = {k for k, ok in zip(keys, mask[i].tolist(), strict=True) if ok}
+            elif block.is_causal:
+                seen[p] = {k for k in keys if k <= p}
+            else:
+                seen[p] = set(keys)
+    return seen
+
+
+@pytest.mark.parametrize("window", [None, 1, 3, 8, 100])
+@pytest.mark.parametrize("block", [1, 2, 5, 512])
+@pytest.mark.parametrize(
+    "row",
+    [
+        RowExtent(1, 0),
+        RowExtent(1, 7),
+        RowExtent(9, 0),
+        RowExtent(6, 5),
+        RowExtent(9, 0, ((0, 9),)),
+        RowExtent(9, 0, ((0, 4), (4, 6))),
+        RowExtent(9, 4, ((5, 8), (10, 13))),
+    ],
+)
+def test_blocks_cover_every_query_and_show_it_what_it_may_see(row, block, window):
+    want = {}
+    for p in range(row.computed, row.computed + row.query_len):
+        high = next((max(e, p + 1) for s, e in row.bidirectional if s <= p < e), p + 1)
+        want[p] = set(range(0 if window is None else max(0, p - window + 1), high))
+    assert seen_by(blocks_of(row, window, block), row) == want
+
+
+def test_a_prompt_from_the_start_and_a_bidirectional_prefix_need_no_mask():
+    plain = blocks_of(RowExtent(700, 0), None)
+    assert [(b.start, b.end, b.is_causal) for b in plain] == [(0, 700, True)]
+    image = blocks_of(RowExtent(700, 0, ((0, 700),)), None)
+    assert [(b.start, b.end, b.mask(CPU)) for b in image] == [(0, 700, None)]
+
+
+def test_masks_of_a_long_context_stay_small():
+    blocks = blocks_of(RowExtent(2048, 30000), None)
+    assert max((b.end - b.start) * (b.high - b.low) for b in blocks) < 512 * 32100
+
+
+@pytest.mark.parametrize("captured", [False, True])
+@pytest.mark.parametrize("extents", [rows((1, 9), (1, 2)), rows((3, 9), (5, 0))], ids=["decode", "prefill"])
+def test_a_nan_in_one_sequence_reaches_no_other(extents, captured):
+    view = make_view(ViewShape(rows=extents, captured=captured), 1, CPU, torch.float32)
+    poisoned = view.page_table_BN[0, 0].long()
+    view.k_LPKSD[:, poisoned] = float("nan")
+    view.v_LPKSD[:, poisoned] = float("nan")
+    q = torch.randn(sum(row.query_len for row in extents), 4, 16)
+    out = paged_attention(q, view, 0, 0.25)
+    assert out[: extents[0].query_len].isnan().all()
+    assert out[extents[0].query_len :].isfinite().all()
+
+
+def test_dead_rows_change_nothing_for_the_others():
+    alive = ViewShape(rows=rows((1, 6)), page_size=4)
+    view = make_view(alive, 1, CPU, torch.float32)
+    q = torch.randn(2, 4, 16)
+    alone = paged_attention(q[:1], view, 0, 0.25)
+    view.k_LPKSD[:, 0] = float("nan")
+    beside = replace(
+        view,
+        page_table_BN=torch.cat((view.page_table_BN, torch.zeros_like(view.page_table_BN))),
+        slots_T=torch.cat((view.slots_T, torch.zeros(1, dtype=torch.int64))),
+        computed_B=torch.tensor([6, 0], dtype=torch.int32),
+        cu_seqlens=torch.tensor([0, 1, 2], dtype=torch.int32),
+        extents=rows((1, 6), (1, 0)),
+    )
+    assert torch.allclose(paged_attention(q, beside, 0, 0.25)[:1], alone, atol=1e-6)
+
+
+def test_layers_after_the_first_reuse_what_layer_0_staged():
+    view = make_view(ViewShape(rows=rows((1, 6))), 1, CPU, torch.float32)
+    q = torch.randn(1, 4, 16)
+    paged_attention(q, view, 0, 0.25)
+    staged = view.memo["decode"]
+    paged_attention(q, view, 1, 0.25)
+    assert view.memo["decode"] is staged
+
+
+def test_a_view_that_was_refilled_is_staged_again_at_layer_0():
+    view = make_view(ViewShape(rows=rows((1, 6)), captured=True), 1, CPU, torch.float32)
+    q = torch.randn(1, 4, 16)
+    k, v = torch.randn(2, 1, 2, 16).unbind(0)
+    write_kv(k, v, view, 0)
+    long = paged_attention(q, view, 0, 0.25)
+    view.computed_B.fill_(3)
+    view.slots_T.copy_(view.page_table_BN[:, 0] * 4 + 3)
+    write_kv(k, v, view, 0)
+    short = paged_attention(q, view, 0, 0.25)
+    fresh = paged_attention(q, replace(view), 0, 0.25)
+    assert torch.equal(short, fresh)
+    assert not torch.allclose(short, long)
+    assert torch.equal(view.k_LPKSD[0, view.page_table_BN[0, 0].long(), :, 3], k[0])
+
+
+def test_a_copied_view_has_a_memo_of_its_own():
+    view = make_view(ViewShape(rows=rows((1, 6))), 1, CPU, torch.float32)
+    paged_attention(torch.randn(1, 4, 16), view, 0, 0.25)
+    assert replace(view).memo == {}
