@@ -1,0 +1,1 @@
+"""Training of the embedded demonstration model: scenes, tasks, model, loop, evaluation. Not shipped in the wheel."""
