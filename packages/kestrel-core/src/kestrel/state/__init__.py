@@ -7,7 +7,7 @@ Final signatures (everything but ``KeyRun``, ``Interner`` and ``plan_sizes`` run
         len(keys) .append(token_id, aux=()) .fork() .namespace .marks .ranges .stable
     PoolSizes(pages, window_pages={window: pages}, live_slots, checkpoint_slots, cross_entries)   scratch not counted
     plan_sizes(spec, budget_bytes, *, dtype, page_size, max_rows, max_len, max_ahead=None, setting=...) -> PoolSizes
-    fixed_pages(spec, pages, ...) -> PoolSizes     the same, from ``kv_cache_pages``
+    fixed_pages(spec, pages, *, max_rows) -> PoolSizes            the same, from ``kv_cache_pages``
     StateCache(spec, *, device, dtype, page_size, sizes, max_ahead=None, prefix_cache=True)
         .open(keys, *, limit=None, reserve=0) -> Lease | None         None: wait, something is used up; nothing changed
         .fits(total_positions) -> str | None                          why such a sequence can never fit

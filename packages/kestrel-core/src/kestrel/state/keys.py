@@ -23,7 +23,9 @@ __all__ = ["CODE_BYTES", "Interner", "KeyRun", "Namespace"]
 CODE_BYTES = 8
 _LOW_BITS = 25  # token ids, offsets in a span or range: below 33 million
 _ID_BITS = 36
-_AUX, _MEDIA, _RANGE = (kind << (_LOW_BITS + _ID_BITS) for kind in (1, 2, 3))  # 0: a plain token id; 63 bits in all
+_AUX, _MEDIA, _RANGE = (
+    kind << (_LOW_BITS + _ID_BITS) for kind in (1, 2, 3)
+)  # 0: a plain token id; 63 bits in all
 _CODE = struct.Struct("<q")
 
 
@@ -97,7 +99,9 @@ class KeyRun:
     def of(cls, layout: Layout, interner: Interner, *, adapter_load: int = 0) -> KeyRun:
         """The keys of ``layout``; on any thread. Media without a span (cross attention) make the namespace."""
         codes = np.array(layout.tokens, dtype=np.int64)
-        assert not len(codes) or (0 <= codes.min() and codes.max() < 1 << _LOW_BITS), "a token id is out of range"
+        assert not len(codes) or (codes.min() >= 0 and codes.max() < 1 << _LOW_BITS), (
+            "a token id is out of range"
+        )
         for i, bins in enumerate(layout.aux):
             if any(bins):
                 codes[i] |= _AUX | interner.id(tuple(bins)) << _LOW_BITS
