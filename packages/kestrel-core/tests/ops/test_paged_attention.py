@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kestrel.ops.extents import blocks_of
-from kestrel.ops.paged_attention import paged_attention
+from kestrel.ops.paged_attention import _cuts, paged_attention
 from kestrel.ops.view_cases import ViewShape, make_view
 from kestrel.ops.write_kv import write_kv
 from kestrel.spi.batch import RowExtent
@@ -127,3 +127,21 @@ def test_a_copied_view_has_a_memo_of_its_own():
     view = make_view(ViewShape(rows=rows((1, 6))), 1, CPU, torch.float32)
     paged_attention(torch.randn(1, 4, 16), view, 0, 0.25)
     assert replace(view).memo == {}
+
+
+def test_decode_rows_are_grouped_so_that_their_keys_fit_the_cache():
+    assert _cuts([5, 5, 5], None) == [3]
+    assert _cuts([5, 5, 5], 10) == [2, 3]
+    assert _cuts([100, 1, 1, 1], 10) == [1, 4]
+    assert _cuts([], 10) == [0]
+
+
+def test_groups_of_decode_rows_compute_what_one_group_does(monkeypatch):
+    shape = ViewShape(rows=rows((1, 9), (1, 2), (1, 30), (1, 4)))
+    view = make_view(shape, 1, CPU, torch.float32)
+    q = torch.randn(4, 4, 16)
+    together = paged_attention(q, view, 0, 0.25)
+    monkeypatch.setattr("kestrel.ops.paged_attention.CACHE_NUMBERS", 20 * 2 * 16)
+    grouped = replace(view)
+    assert torch.allclose(paged_attention(q, grouped, 0, 0.25), together, atol=1e-6)
+    assert len(grouped.memo["decode"]) == 3

@@ -21,6 +21,8 @@ from kestrel.spi.batch import PagedView
 
 __all__ = ["PAGED_ATTENTION", "paged_attention"]
 
+CACHE_NUMBERS = 2**18  # keys of one group: 1 MiB of float32, half of a common CPU core's second-level cache
+
 
 def paged_attention(
     q_THD: torch.Tensor, view: PagedView, layer: int, scale: float, softcap: float | None = None
@@ -42,43 +44,89 @@ def paged_attention(
     return _padded(q_THD, view, layer, scale, softcap)
 
 
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Decode rows ``start`` to ``end``: pool rows [B, K, J] of their contexts, and which of these lie beyond a context
+    ([B, J], None when none does)."""
+
+    start: int
+    end: int
+    rows_BKJ: torch.Tensor
+    hidden_BJ: torch.Tensor | None
+
+
 def _decode(
     q_BHD: torch.Tensor, view: PagedView, layer: int, scale: float, softcap: float | None
 ) -> torch.Tensor:
-    """One query per sequence: gather every context into one block, then two batched products."""
-    rows_BKJ, hidden_BJ = once_per_launch(view, layer, "decode", _stage_decode)
+    """One query per sequence: gather the contexts of a group into one block, then two batched products."""
+    groups = once_per_launch(view, layer, "decode", _stage_decode)
+    k_PKSD, v_PKSD = view.k_LPKSD[layer], view.v_LPKSD[layer]
+    if len(groups) == 1:
+        return _decode_group(q_BHD, k_PKSD, v_PKSD, groups[0], scale, softcap)
+    outs = [
+        _decode_group(q_BHD[group.start : group.end], k_PKSD, v_PKSD, group, scale, softcap)
+        for group in groups
+    ]
+    return torch.cat(outs)
+
+
+def _decode_group(
+    q_BHD: torch.Tensor,
+    k_PKSD: torch.Tensor,
+    v_PKSD: torch.Tensor,
+    group: _Group,
+    scale: float,
+    softcap: float | None,
+) -> torch.Tensor:
     batch, num_heads, dim = q_BHD.shape
-    _, num_kv, span = rows_BKJ.shape
+    _, num_kv, span = group.rows_BKJ.shape
     wide = torch.promote_types(q_BHD.dtype, torch.float32)
-    k, v = (
-        gather_rows(pool[layer], rows_BKJ, wide).view(batch * num_kv, span, -1)
-        for pool in (view.k_LPKSD, view.v_LPKSD)
-    )
+    k = gather_rows(k_PKSD, group.rows_BKJ, wide).view(batch * num_kv, span, -1)
+    v = gather_rows(v_PKSD, group.rows_BKJ, wide).view(batch * num_kv, span, -1)
     q = (q_BHD.to(wide) * scale).reshape(batch * num_kv, num_heads // num_kv, dim)
     scores = torch.bmm(q, k.transpose(1, 2))
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap
-    if hidden_BJ is not None:
-        scores.view(batch, num_heads, span).masked_fill_(hidden_BJ.unsqueeze(1), float("-inf"))
+    if group.hidden_BJ is not None:
+        scores.view(batch, num_heads, span).masked_fill_(group.hidden_BJ.unsqueeze(1), float("-inf"))
     return torch.bmm(torch.softmax(scores, -1), v).view(batch, num_heads, -1).to(q_BHD.dtype)
 
 
-def _stage_decode(view: PagedView) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Pool rows [B, K, J] of each context and which of them are beyond it ([B, J], None when none is).
+def _stage_decode(view: PagedView) -> list[_Group]:
+    """All rows in one group; on a CPU, which knows their lengths, in groups whose keys fit its cache."""
+    if view.extents is None:
+        return [_stage_group(view, 0, view.computed_B.shape[0], view.limits.max_context_len, None)]
+    lengths = [row.computed + 1 for row in view.extents]
+    per_position = view.k_LPKSD.shape[2] * view.k_LPKSD.shape[-1]
+    budget = CACHE_NUMBERS // per_position if view.k_LPKSD.device.type == "cpu" else None
+    groups, start = [], 0
+    for end in _cuts(lengths, budget):
+        part = lengths[start:end]
+        groups.append(_stage_group(view, start, end, max(part), min(part)))
+        start = end
+    return groups
 
-    A place beyond the context repeats the sequence's newest position: whatever it holds reaches no other sequence.
-    """
-    longest = view.limits.max_context_len
-    if view.extents is not None:
-        longest = max(row.computed + 1 for row in view.extents)
+
+def _cuts(lengths: list[int], budget: int | None) -> list[int]:
+    """Where groups of neighbouring rows end, so that rows times the longest of a group stays within ``budget``."""
+    cuts, start, longest = [], 0, 0
+    for i, length in enumerate(lengths):
+        longest = max(longest, length)
+        if budget is not None and i > start and longest * (i + 1 - start) > budget:
+            cuts.append(i)
+            start, longest = i, length
+    return [*cuts, len(lengths)]
+
+
+def _stage_group(view: PagedView, start: int, end: int, longest: int, shortest: int | None) -> _Group:
+    """A place beyond a context repeats its newest position: whatever that holds reaches no other sequence."""
     span = longest if view.window is None else min(longest, view.window)
-    newest = view.computed_B.to(torch.int64).unsqueeze(1)
+    newest = view.computed_B[start:end].to(torch.int64).unsqueeze(1)
     positions = (newest - (span - 1)).clamp_(min=0) + torch.arange(span, device=newest.device)
-    seen = torch.minimum(positions, newest)
-    rows = rows_of_positions(view.page_table_BN, seen, view.k_LPKSD.shape[2], view.page_size)
-    if view.extents is not None and all(row.computed + 1 >= span for row in view.extents):
-        return rows, None
-    return rows, positions > newest
+    table, held = view.page_table_BN[start:end], torch.minimum(positions, newest)
+    rows = rows_of_positions(table, held, view.k_LPKSD.shape[2], view.page_size)
+    all_full = shortest is not None and shortest >= span
+    return _Group(start, end, rows, None if all_full else positions > newest)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ import torch
 from kestrel.ops.norms import rms_norm
 from kestrel.ops.op import Case, Inputs, Op, Tolerance
 from kestrel.ops.random import normal
-from kestrel.ops.rope import random_angles, rope
+from kestrel.ops.rope import random_angles, rotate_
 from kestrel.ops.view_cases import VIEW_SHAPES, ViewShape, make_view
 from kestrel.ops.write_kv import write_kv
 from kestrel.spi.batch import PagedView
@@ -46,7 +46,8 @@ def qk_norm_rope_kv_write(
     if k_weight_D is not None:
         k_TKD = rms_norm(k_TKD, k_weight_D, eps, add_one=add_one)
     if cos_TR is not None and sin_TR is not None:
-        q_THD, k_TKD = rope(q_THD, cos_TR, sin_TR), rope(k_TKD, cos_TR, sin_TR)
+        both = rotate_(torch.cat((q_THD, k_TKD), dim=1).to(cos_TR.dtype), cos_TR, sin_TR).to(q_THD.dtype)
+        q_THD, k_TKD = both.split_with_sizes([q_THD.shape[1], k_TKD.shape[1]], dim=1)
     write_kv(k_TKD, v_TKD, view, layer)
     return q_THD
 

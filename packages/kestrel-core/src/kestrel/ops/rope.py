@@ -13,7 +13,7 @@ import torch
 from kestrel.ops.op import Case, Inputs, Op, Tolerance
 from kestrel.ops.random import normal, uniform
 
-__all__ = ["ROPE", "random_angles", "rope"]
+__all__ = ["ROPE", "random_angles", "rope", "rotate_"]
 
 
 def rope(x_THD: torch.Tensor, cos_TR: torch.Tensor, sin_TR: torch.Tensor) -> torch.Tensor:
@@ -24,15 +24,17 @@ def rope(x_THD: torch.Tensor, cos_TR: torch.Tensor, sin_TR: torch.Tensor) -> tor
     and sin at i + R / 2. The result is rounded to x's dtype once.
     Source: Su et al. 2021, arXiv 2104.09864, in the half-split order.
     """
+    out = x_THD.clone(memory_format=torch.contiguous_format).to(cos_TR.dtype)
+    return rotate_(out, cos_TR, sin_TR).to(x_THD.dtype)
+
+
+def rotate_(x_THD: torch.Tensor, cos_TR: torch.Tensor, sin_TR: torch.Tensor) -> torch.Tensor:
+    """``x_THD``, of the angles' dtype, rotated in place."""
     rotated = cos_TR.shape[-1]
-    cos, sin = cos_TR.unsqueeze(1), sin_TR.unsqueeze(1)
-    if rotated == x_THD.shape[-1]:
-        swapped = x_THD.roll(rotated // 2, -1)
-        return (x_THD * cos).addcmul_(swapped, sin).to(x_THD.dtype)
-    out = x_THD.to(cos.dtype, copy=True, memory_format=torch.contiguous_format)
-    swapped = x_THD[..., :rotated].roll(rotated // 2, -1)
-    out[..., :rotated].mul_(cos).addcmul_(swapped, sin)
-    return out.to(x_THD.dtype)
+    head = x_THD if rotated == x_THD.shape[-1] else x_THD[..., :rotated]
+    swapped = head.roll(rotated // 2, -1)
+    head.mul_(cos_TR.unsqueeze(1)).addcmul_(swapped, sin_TR.unsqueeze(1))
+    return x_THD
 
 
 _SHAPES = {  # tokens, heads, head dim, rotated dimensions
