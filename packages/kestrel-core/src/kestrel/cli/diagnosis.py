@@ -1,0 +1,101 @@
+"""What ``kestrel doctor`` finds: the machine, its devices, backends and plugins, and a model's op table."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+from kestrel.cli import output, session, tables
+from kestrel.cli.options import ModelOptions
+from kestrel.errors import InvalidRequestError
+
+if TYPE_CHECKING:
+    from kestrel.ops import OpChoice
+    from kestrel.plugins import PluginHost
+
+__all__ = ["diagnose"]
+
+PACKAGES = ("kestrel-core", "torch", "numpy", "pillow", "safetensors", "tokenizers", "huggingface_hub")
+MAX_CUDA_DEVICES = 64
+
+
+async def diagnose(model: ModelOptions, *, json: bool) -> None:
+    """Print what is here; when the options name a model, load it and print which provider serves each op."""
+    host = session.load_plugins()
+    facts: dict[str, Any] = {
+        "python": f"{platform.python_version()} ({platform.platform()})",
+        "packages": {name: _version(name) for name in PACKAGES},
+        "devices": _devices(),
+        "backends": _backends(host),
+        "plugins": {info.name: _plugin_state(info.error, info.is_enabled) for info in host.plugins},
+        "failures": {name: f"{type(error).__name__}: {error}" for name, error in host.failed.items()},
+    }
+    ops: list[dict[str, Any]] = []
+    if model.model or model.model_path:
+        async with session.opened(model) as engine:
+            ops = _op_rows(await session.op_choices(engine))
+            facts["model"] = engine.models[0]
+    if json:
+        output.print_json({**facts, "ops": ops} if "model" in facts else facts)
+        return
+    tables.print_facts(facts, json=False)
+    tables.print_rows(ops, ("op", "provider", "rejected"), json=False)
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def _devices() -> dict[str, str]:
+    from kestrel.device import describe, free_memory, resolve_device, total_memory
+
+    found: dict[str, str] = {}
+    for name in (*(f"cuda:{index}" for index in range(MAX_CUDA_DEVICES)), "mps", "cpu"):
+        try:
+            device = resolve_device(name)
+        except InvalidRequestError:
+            continue
+        memory = f"{free_memory(device) / 2**30:.1f} of {total_memory(device) / 2**30:.1f} GiB free"
+        found[name] = f"{describe(device)}; {memory}"
+    found["auto"] = str(resolve_device("auto"))
+    return found
+
+
+def _backends(host: PluginHost) -> dict[str, dict[str, str]]:
+    from kestrel.device import resolve_device
+    from kestrel.spi import Available
+
+    shown = {"reference": {"every device": "available: plain torch"}}
+    devices = {str(resolve_device("auto")), "cpu"}
+    for backend in sorted(host.backends.values(), key=lambda b: (-b.priority, b.name)):
+        shown[backend.name] = {}
+        for device in sorted(devices):
+            answer = backend.probe(resolve_device(device))
+            available = isinstance(answer, Available)
+            detail = answer.detail if isinstance(answer, Available) else answer.reason
+            shown[backend.name][device] = ": ".join(
+                part for part in ("available" if available else "unavailable", detail) if part
+            )
+    return shown
+
+
+def _plugin_state(error: Exception | None, is_enabled: bool) -> str:
+    if error is not None:
+        return f"failed: {type(error).__name__}: {error}"
+    return "ok" if is_enabled else "left out by KESTREL_PLUGINS"
+
+
+def _op_rows(choices: Sequence[OpChoice]) -> list[dict[str, Any]]:
+    return [
+        {
+            "op": str(choice.query),
+            "provider": choice.provider,
+            "rejected": dict(choice.rejected),
+        }
+        for choice in choices
+    ]

@@ -1,0 +1,62 @@
+"""``--output``: where annotated pictures go, and drawing what was found into them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kestrel.cli.inputs import Picture
+from kestrel.errors import InvalidRequestError
+
+__all__ = ["Drawing"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawing:
+    """A path to draw into for each picture."""
+
+    paths: Mapping[str, Path]
+
+    @classmethod
+    def plan(cls, target: str | None, pictures: Sequence[Picture]) -> Drawing | None:
+        """Paths for ``target``: a file (one picture), a directory, or a pattern with ``{stem}`` or ``{index}``.
+
+        None when ``target`` is None. Raises InvalidRequestError when two pictures would share a path or a picture
+        would overwrite an input.
+        """
+        if target is None:
+            return None
+        paths: dict[str, Path] = {}
+        for index, picture in enumerate(pictures, start=1):
+            path = _place(target, picture, index)
+            if path in paths.values():
+                raise InvalidRequestError(
+                    f"--output {target!r} names {str(path)!r} for more than one picture. "
+                    "Give a directory, or a pattern with {stem} or {index}"
+                )
+            if any(picture.source == path for picture in pictures):
+                raise InvalidRequestError(
+                    f"--output would overwrite the input {str(path)!r}; choose another name"
+                )
+            paths[picture.name] = path
+        return cls(paths=paths)
+
+    def write(self, picture: Picture, output: Mapping[str, Any]) -> str:
+        """The path of a copy of ``picture`` with what ``output`` found drawn in; missing folders are made."""
+        from kestrel.media.draw import annotate
+
+        path = self.paths[picture.name]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        annotate(picture.source, output).save(path)
+        return str(path)
+
+
+def _place(target: str, picture: Picture, index: int) -> Path:
+    if "{stem}" in target or "{index}" in target:
+        return Path(target.replace("{stem}", picture.stem).replace("{index}", str(index)))
+    if target.endswith(("/", os.sep)) or Path(target).is_dir():
+        return Path(target) / f"{picture.stem}.annotated.png"
+    return Path(target)
