@@ -75,10 +75,9 @@ class AutomatonBank:
             state = int(entry.next[state, entry.classes_V[token_id]])
         return state
 
-    def ranges(self, numbers_NA: torch.Tensor, states_NA: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Starts and ends [N, A·K] of what may follow in each state."""
-        at = self._base[numbers_NA] + states_NA
-        return self._starts_SK[at].flatten(1), self._ends_SK[at].flatten(1)
+    def bounds(self, numbers_NA: torch.Tensor, states_NA: torch.Tensor) -> torch.Tensor:
+        """Starts and ends [N, A·K, 2] of what may follow in each state."""
+        return self._bounds_SK2[self._base[numbers_NA] + states_NA].flatten(1, 2)
 
     def advance(self, numbers_NA: torch.Tensor, states_NA: torch.Tensor, ids_N: torch.Tensor) -> torch.Tensor:
         """States [N, A] after one more token per row."""
@@ -114,15 +113,15 @@ class AutomatonBank:
             for base, size, entry in zip(bases, sizes, entries, strict=True)
         ]
         most = max(len(mask) for entry in entries for mask in entry.masks) or 1
-        bounds = np.full((2, sum(sizes), most), self._vocab_size, dtype=np.int64)
+        bounds = np.full((sum(sizes), most, 2), self._vocab_size, dtype=np.int64)
         for state, mask in enumerate(mask for entry in entries for mask in entry.masks):
             if mask:
-                bounds[:, state, : len(mask)] = np.array(mask).T
+                bounds[state, : len(mask)] = mask
         self._base = self._tensor(np.concatenate(([0], np.cumsum(sizes)[:-1])))
         self._offset_S = self._tensor(np.concatenate(offsets))
         self._next = self._tensor(np.concatenate([entry.next.ravel() for entry in entries]))
         self._classes = self._tensor(np.stack([entry.classes_V for entry in entries]))
-        self._starts_SK, self._ends_SK = self._tensor(bounds[0]), self._tensor(bounds[1])
+        self._bounds_SK2 = self._tensor(bounds)
 
     def _tensor(self, values: NDArray[np.generic]) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(values)).to(self._device)

@@ -5,10 +5,10 @@ Shapes: N rows, V vocabulary.
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from kestrel.sampling.params import Needs
-from kestrel.sampling.philox import gumbel
 
 __all__ = ["draw"]
 
@@ -19,38 +19,56 @@ def draw(
     top_k_N: torch.Tensor,
     top_p_N: torch.Tensor,
     min_p_N: torch.Tensor,
-    counter_N3: torch.Tensor,
+    noise_NV: torch.Tensor,
     needs: Needs,
 ) -> torch.Tensor:
     """Ids [N]. Rows of temperature 0 take the largest logit, lowest id on ties.
 
-    ``counter``: seed, output index and choice of each row. Filters cut on the tempered distribution: top-k first,
+    ``noise`` is standard Gumbel noise. Filters cut on the tempered distribution: top-k first,
     then top-p on what is left (a token goes when the mass before it exceeds top_p), then min-p.
     """
     best_N, greedy_N = logits_NV.max(dim=1)
     is_greedy_N = temperature_N == 0
-    divisor_N = torch.where(is_greedy_N, torch.ones_like(temperature_N), temperature_N)
-    # Relative to the best, a tiny temperature underflows to certainty instead of overflowing. A row with nothing
-    # left has no best: it fails by its status, whatever is drawn here.
-    scaled_NV = (logits_NV - best_N[:, None]) / divisor_N[:, None]
+    divisor_N1 = torch.where(is_greedy_N, torch.ones_like(temperature_N), temperature_N)[:, None]
+    scaled_NV = _tempered(logits_NV, best_N, divisor_N1)
     if needs & Needs.SORT:
-        scaled_NV = scaled_NV.masked_fill(~_kept(logits_NV, scaled_NV, top_k_N, top_p_N), -torch.inf)
+        ranked_NV = _descending(logits_NV)
+        num_kept_N1 = _num_kept(_tempered(ranked_NV, best_N, divisor_N1), top_k_N, top_p_N)
+        scaled_NV = scaled_NV.masked_fill(~_first_ranks(logits_NV, ranked_NV, num_kept_N1), -torch.inf)
     if needs & Needs.MIN_P:
         scaled_NV = scaled_NV.masked_fill(scaled_NV < min_p_N.log()[:, None], -torch.inf)
-    seed_N, index_N, choice_N = counter_N3.unbind(1)
-    drawn_N = (scaled_NV + gumbel(seed_N, index_N, choice_N, logits_NV.shape[1])).argmax(dim=1)
+    drawn_N = (scaled_NV + noise_NV).argmax(dim=1)
     return torch.where(is_greedy_N, greedy_N, drawn_N)
 
 
-def _kept(
-    logits_NV: torch.Tensor, scaled_NV: torch.Tensor, top_k_N: torch.Tensor, top_p_N: torch.Tensor
-) -> torch.Tensor:
-    """Which ids [N, V] top-k and top-p keep. Equal logits rank by id, so exactly k stay."""
-    order_NV = logits_NV.sort(dim=1, descending=True, stable=True).indices
-    ranked_NV = scaled_NV.gather(1, order_NV)
-    rank_V = torch.arange(logits_NV.shape[1], device=logits_NV.device)
+def _tempered(logits_NV: torch.Tensor, best_N: torch.Tensor, divisor_N1: torch.Tensor) -> torch.Tensor:
+    """Logits over the temperature, relative to the best: a tiny temperature underflows to certainty.
+
+    A row with nothing left has no best (not a number); it fails by its status, whatever is drawn.
+    """
+    return (logits_NV - best_N[:, None]) / divisor_N1
+
+
+def _num_kept(ranked_NV: torch.Tensor, top_k_N: torch.Tensor, top_p_N: torch.Tensor) -> torch.Tensor:
+    """How many of the ranked tokens top-k and top-p keep, at least one: [N, 1]."""
+    rank_V = torch.arange(ranked_NV.shape[1], device=ranked_NV.device)
     in_k_NV = (rank_V < top_k_N[:, None]) | (top_k_N == 0)[:, None]
     mass_NV = ranked_NV.masked_fill(~in_k_NV, -torch.inf).softmax(dim=1)
     before_NV = mass_NV.cumsum(dim=1) - mass_NV
     in_p_NV = (before_NV <= top_p_N[:, None]) | (top_p_N >= 1)[:, None]
-    return torch.zeros_like(in_k_NV).scatter_(1, order_NV, in_k_NV & in_p_NV)
+    return (in_k_NV & in_p_NV).sum(dim=1, keepdim=True).clamp_(min=1)
+
+
+def _first_ranks(logits_NV: torch.Tensor, ranked_NV: torch.Tensor, num_kept_N1: torch.Tensor) -> torch.Tensor:
+    """The ids [N, V] of the first ``num_kept`` ranks. Equal logits rank by id, so exactly as many stay."""
+    least_N1 = ranked_NV.gather(1, num_kept_N1 - 1)
+    above_NV, level_NV = logits_NV > least_N1, logits_NV == least_N1
+    num_level_N1 = num_kept_N1 - above_NV.sum(dim=1, keepdim=True)
+    return above_NV | (level_NV & (level_NV.cumsum(dim=1) <= num_level_N1))
+
+
+def _descending(logits_NV: torch.Tensor) -> torch.Tensor:
+    """Each row's values, largest first."""
+    if logits_NV.device.type == "cpu":  # numpy sorts values alone, which takes a third of torch's time
+        return torch.from_numpy(np.sort(logits_NV.numpy(), axis=1)).flip(1)
+    return logits_NV.sort(dim=1, descending=True).values

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 
 from kestrel.sampling.automata import AutomatonBank
-from kestrel.sampling.params import SamplingParams
+from kestrel.sampling.params import Needs, SamplingParams
 from kestrel.sampling.ranges import allowed_by, ranges_of
 from kestrel.sampling.table import RowLists
 from kestrel.spi.decoding import Automaton, LogitRule, TokenSet
@@ -62,27 +62,26 @@ class Masks:
         """What the row's host rules allow next."""
         self._host_ranges.set(row, ranges_of(allowed, self._vocab_size))
 
-    def allowed(self, rows: torch.Tensor, index_N: torch.Tensor) -> torch.Tensor:
-        """The ids [N, V] that every mask of the row allows at its output index."""
-        static_NK4, windows_NM2 = self._static_ranges.values[rows], self._windows.values[rows]
-        numbers_NA, states_NA = self._automata.values[rows].unbind(-1)
-        starts, ends = self._bank.ranges(numbers_NA, states_NA)
-        hosts_NK2 = self._host_ranges.values[rows]
-        always = torch.ones((), dtype=torch.bool, device=rows.device)
-        return allowed_by(
-            torch.cat((static_NK4[..., 0], starts, hosts_NK2[..., 0]), 1),
-            torch.cat((static_NK4[..., 1], ends, hosts_NK2[..., 1]), 1),
-            torch.cat(
-                (
-                    _inside(index_N, static_NK4[..., 2:]),
-                    always.expand_as(starts),
-                    always.expand_as(hosts_NK2[..., 0]),
-                ),
-                1,
-            ),
-            _inside(index_N, windows_NM2).sum(1) + numbers_NA.shape[1] + 1,
-            self._vocab_size,
-        )
+    def allowed(self, rows: torch.Tensor, index_N: torch.Tensor, needs: Needs) -> torch.Tensor:
+        """The ids [N, V] that every mask of the row allows at its output index.
+
+        Only the kinds in ``needs`` are looked at; a row without masks of a kind allows everything there.
+        """
+        bounds, is_on, num_masks_N = [], [], torch.zeros_like(index_N)
+        if needs & Needs.STATIC:
+            static_NK4, windows_NM2 = self._static_ranges.values[rows], self._windows.values[rows]
+            bounds.append(static_NK4[..., :2])
+            is_on.append(_inside(index_N, static_NK4[..., 2:]))
+            num_masks_N = num_masks_N + _inside(index_N, windows_NM2).sum(1)
+        if needs & Needs.AUTOMATA:
+            numbers_NA, states_NA = self._automata.values[rows].unbind(-1)
+            bounds.append(self._bank.bounds(numbers_NA, states_NA))
+            num_masks_N = num_masks_N + numbers_NA.shape[1]
+        if needs & Needs.HOST:
+            bounds.append(self._host_ranges.values[rows])
+            num_masks_N = num_masks_N + 1
+        is_on += [torch.ones_like(part[..., 0], dtype=torch.bool) for part in bounds[len(is_on) :]]
+        return allowed_by(torch.cat(bounds, 1), torch.cat(is_on, 1), num_masks_N, self._vocab_size)
 
     def advance(self, rows: torch.Tensor, ids_N: torch.Tensor) -> None:
         """Automata take one token per row."""
@@ -129,9 +128,9 @@ class LogitRules:
         return logits_NV
 
     def _member(self, ranges: RowLists, rows: torch.Tensor) -> torch.Tensor:
-        starts, ends = ranges.values[rows].unbind(-1)
-        one = torch.ones_like(rows)
-        return allowed_by(starts, ends, one[:, None].expand_as(starts), one, self._vocab_size)
+        bounds_NK2 = ranges.values[rows]
+        is_on_NK = torch.ones_like(bounds_NK2[..., 0], dtype=torch.bool)
+        return allowed_by(bounds_NK2, is_on_NK, torch.ones_like(rows), self._vocab_size)
 
 
 def _inside(index_N: torch.Tensor, windows_NM2: torch.Tensor) -> torch.Tensor:

@@ -26,7 +26,9 @@ class Needs(IntFlag):
     NONE = 0
     PENALTIES = auto()
     BIAS = auto()
-    MASKS = auto()
+    STATIC = auto()
+    AUTOMATA = auto()
+    HOST = auto()
     LOGIT_RULES = auto()
     LOGPROBS = auto()
     DRAW = auto()
@@ -109,7 +111,9 @@ class SamplingParams:
         facts = {
             Needs.PENALTIES: penalised,
             Needs.BIAS: bool(self.logit_bias),
-            Needs.MASKS: bool(self.statics or self.automata or self.hosts),
+            Needs.STATIC: bool(self.statics),
+            Needs.AUTOMATA: bool(self.automata),
+            Needs.HOST: bool(self.hosts),
             Needs.LOGIT_RULES: bool(self.logit_rules),
             Needs.LOGPROBS: self.logprobs,
             Needs.DRAW: draws,

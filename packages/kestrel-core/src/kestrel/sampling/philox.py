@@ -8,42 +8,54 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["gumbel", "philox4x32"]
+__all__ = ["Gumbel", "Philox"]
 
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)  # table 2 of the paper
 _WEYL = (0x9E3779B9, 0xBB67AE85)  # golden ratio and sqrt(3) − 1
 _LOW = 0xFFFFFFFF
 _ROUNDS = 10
 
-Words4 = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+
+class Philox:
+    """The generator on one device; it holds constants alone."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._multiplier_2 = torch.tensor(_MULTIPLIERS, device=device)
+        steps = torch.arange(_ROUNDS, device=device)
+        self._key_steps_R2 = steps[:, None] * torch.tensor(_WEYL, device=device)
+
+    def __call__(self, counter_4: torch.Tensor, key_2: torch.Tensor) -> torch.Tensor:
+        """Four random words per counter and key: int64 [4, ...], values below 2**32. ``key_2`` [2, ...] broadcasts."""
+        ones = (1,) * (counter_4.dim() - 1)
+        multiplier = self._multiplier_2.reshape(2, *ones)
+        keys = (key_2 + self._key_steps_R2.reshape(_ROUNDS, 2, *ones)) & _LOW
+        even, odd = counter_4[0::2], counter_4[1::2]
+        for key in keys.unbind(0):
+            # Products wrap modulo 2**64; an arithmetic shift and a mask still give the exact upper word.
+            product = (even * multiplier).flip(0)
+            even = ((product >> 32) & _LOW) ^ odd ^ key
+            odd = product & _LOW
+        return torch.stack((even, odd), dim=1).flatten(0, 1)
 
 
-def philox4x32(counter: Words4, key: tuple[torch.Tensor, torch.Tensor]) -> Words4:
-    """Four random words per counter and key, each an int64 tensor of values below 2**32; shapes broadcast."""
-    c0, c1, c2, c3 = counter
-    k0, k1 = key
-    for _ in range(_ROUNDS):
-        # Products wrap modulo 2**64; an arithmetic shift and a mask still give the exact upper word.
-        a, b = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
-        c0, c1 = ((b >> 32) & _LOW) ^ c1 ^ k0, b & _LOW
-        c2, c3 = ((a >> 32) & _LOW) ^ c3 ^ k1, a & _LOW
-        k0, k1 = (k0 + _WEYL[0]) & _LOW, (k1 + _WEYL[1]) & _LOW
-    return c0, c1, c2, c3
+class Gumbel:
+    """Standard Gumbel noise over a vocabulary, numbered by seed, output index and choice."""
 
+    def __init__(self, vocab_size: int, device: torch.device) -> None:
+        self._vocab_size = vocab_size
+        self._philox = Philox(device)
+        self._blocks = torch.arange((vocab_size + 3) // 4, device=device)
 
-def gumbel(
-    seed_N: torch.Tensor, index_N: torch.Tensor, choice_N: torch.Tensor, vocab_size: int
-) -> torch.Tensor:
-    """Standard Gumbel noise [N, V] float32: key = seed, counter = (output index, choice, vocabulary block, 0).
+    def __call__(self, seed_N: torch.Tensor, index_N: torch.Tensor, choice_N: torch.Tensor) -> torch.Tensor:
+        """Noise [N, V] float32, finite everywhere. key = seed, counter = (index, choice, vocabulary block, 0).
 
-    Token v takes word v % 4 of block v // 4. Finite everywhere.
-    """
-    device = seed_N.device
-    blocks = torch.arange((vocab_size + 3) // 4, device=device)
-    zero = torch.zeros((), dtype=torch.int64, device=device)
-    counter = (index_N[:, None], choice_N[:, None], blocks[None, :], zero)
-    key = (seed_N[:, None] & _LOW, (seed_N[:, None] >> 32) & _LOW)
-    words = torch.stack(philox4x32(counter, key), dim=-1).flatten(1)[:, :vocab_size]
-    # log1p keeps the upper tail exact, where the winners are: the smallest uniform is 2**-33, a noise of 22.9.
-    uniform = ((words.float() + 0.5) * 2.0**-32).clamp_(max=1 - 2.0**-24)
-    return uniform.neg_().log1p_().neg_().log_().neg_()
+        Token v takes word v % 4 of block v // 4.
+        """
+        shape = (seed_N.shape[0], self._blocks.shape[0])
+        parts = (index_N[:, None], choice_N[:, None], self._blocks, torch.zeros_like(self._blocks))
+        counter_4 = torch.stack([part.expand(shape) for part in parts])
+        key_2 = torch.stack((seed_N & _LOW, (seed_N >> 32) & _LOW))[..., None]
+        words_NV = self._philox(counter_4, key_2).movedim(0, -1).flatten(1)[:, : self._vocab_size]
+        # log1p keeps the upper tail exact, where the winners are: the smallest uniform is 2**-33, a noise of 22.9.
+        uniform = ((words_NV.float() + 0.5) * 2.0**-32).clamp_(max=1 - 2.0**-24)
+        return uniform.neg_().log1p_().neg_().log_().neg_()

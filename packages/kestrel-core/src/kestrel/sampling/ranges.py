@@ -40,23 +40,17 @@ def intersect(sets: Sequence[TokenSet], vocab_size: int) -> TokenSet:
 
 
 def allowed_by(
-    starts_NK: torch.Tensor,
-    ends_NK: torch.Tensor,
-    weight_NK: torch.Tensor,
-    need_N: torch.Tensor,
-    vocab_size: int,
+    bounds_NK2: torch.Tensor, is_on_NK: torch.Tensor, need_N: torch.Tensor, vocab_size: int
 ) -> torch.Tensor:
-    """A mask [N, V]: ids covered by exactly ``need`` of the row's ranges of weight 1 (those of weight 0 are off).
+    """A mask [N, V]: ids covered by exactly ``need`` of the row's ranges that are on.
 
     Ranges of one mask are disjoint, so with ``need`` = the number of masks this is their intersection. Padding
     starts and ends at ``vocab_size``. Integer arithmetic: the same whatever the batch.
     """
-    edges = torch.zeros(starts_NK.shape[0], vocab_size + 1, dtype=torch.int32, device=starts_NK.device)
-    weight = weight_NK.to(torch.int32)
-    edges.scatter_add_(1, starts_NK, weight)
-    edges.scatter_add_(1, ends_NK, -weight)
-    covered = edges.cumsum(1, dtype=torch.int32)
-    return covered[:, :vocab_size] == need_N[:, None]
+    weight_NK = is_on_NK.to(torch.int32)
+    edges = torch.zeros(bounds_NK2.shape[0], vocab_size + 1, dtype=torch.int32, device=bounds_NK2.device)
+    edges.scatter_add_(1, bounds_NK2.flatten(1), torch.stack((weight_NK, -weight_NK), dim=-1).flatten(1))
+    return edges.cumsum(1, dtype=torch.int32)[:, :vocab_size] == need_N[:, None]
 
 
 def _complement(ranges: Ranges, vocab_size: int) -> Ranges:

@@ -18,6 +18,7 @@ from kestrel.sampling.draw import draw
 from kestrel.sampling.masks import LogitRules, Masks
 from kestrel.sampling.params import Needs, SamplingParams
 from kestrel.sampling.penalties import Penalties
+from kestrel.sampling.philox import Gumbel
 from kestrel.sampling.sampled import RowStatus, Sampled
 from kestrel.sampling.table import RowLists
 from kestrel.spi.decoding import TokenSet
@@ -28,6 +29,7 @@ __all__ = ["Sampler"]
 
 AuxFn = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
+_MASKED = Needs.STATIC | Needs.AUTOMATA | Needs.HOST
 _PLAIN = Needs.STOP | Needs.AUX  # a row that needs no more is an argmax
 
 
@@ -43,6 +45,7 @@ class Sampler:
         self._top_k = torch.zeros(rows, dtype=torch.int64, device=device)
         self._needs_aux = torch.zeros(rows, dtype=torch.bool, device=device)
         self._counters = torch.zeros(rows, 3, dtype=torch.int64, device=device)  # seed, output index, choice
+        self._noise = Gumbel(spec.vocab_size, device)
         self._stops = RowLists(rows, (-1,), device=device)
         self._bias_ids = RowLists(rows, (0,), device=device)
         self._bias = RowLists(rows, (0.0,), device=device, dtype=torch.float32)
@@ -129,7 +132,7 @@ class Sampler:
         logprob_NV: torch.Tensor | None = None
         if needs & ~_PLAIN:
             processed_NV = self._processed(logits_NV, rows, needs)
-            if needs & (Needs.MASKS | Needs.LOGIT_RULES):
+            if needs & (_MASKED | Needs.LOGIT_RULES):
                 is_empty_N = (processed_NV.amax(1) == -torch.inf) & (status_N == RowStatus.OK)
                 status_N = status_N.masked_fill(is_empty_N, RowStatus.EMPTY_MASK)
             ids_N = self._choose(processed_NV, rows, needs)
@@ -139,9 +142,11 @@ class Sampler:
         top = (
             None if logprob_NV is None else logprob_NV.topk(min(MAX_TOP_LOGPROBS, logprob_NV.shape[1]), dim=1)
         )
+        aux_NW, is_fault_N = self._aux(ids_N, rows, needs, h_NC, aux_fn)
+        status_N = status_N.masked_fill(is_fault_N & (status_N == RowStatus.OK), RowStatus.NON_FINITE)
         return Sampled(
             ids=ids_N,
-            aux=self._aux(ids_N, rows, needs, h_NC, aux_fn),
+            aux=aux_NW,
             stopped=self._stopped(ids_N, rows, needs),
             status=status_N,
             logprob=None if logprob_NV is None else logprob_NV.gather(1, ids_N[:, None]).squeeze(1),
@@ -156,8 +161,8 @@ class Sampler:
             logits_NV = self._penalties.apply(logits_NV, rows)
         if needs & Needs.BIAS:
             logits_NV = logits_NV.scatter_add(1, self._bias_ids.column(rows, 0), self._bias.column(rows, 0))
-        if needs & Needs.MASKS:
-            allowed_NV = self._masks.allowed(rows, self._counters[rows, 1])
+        if needs & _MASKED:
+            allowed_NV = self._masks.allowed(rows, self._counters[rows, 1], needs)
             logits_NV = logits_NV.masked_fill(~allowed_NV, -torch.inf)
         if needs & Needs.LOGIT_RULES:
             logits_NV = self._logit_rules.apply(logits_NV, rows)
@@ -167,14 +172,14 @@ class Sampler:
         if not needs & Needs.DRAW:
             return processed_NV.argmax(dim=1)
         temperature_N, top_p_N, min_p_N = self._floats[rows].unbind(1)
-        counter_N3 = self._counters[rows]
-        return draw(processed_NV, temperature_N, self._top_k[rows], top_p_N, min_p_N, counter_N3, needs)
+        noise_NV = self._noise(*self._counters[rows].unbind(1))
+        return draw(processed_NV, temperature_N, self._top_k[rows], top_p_N, min_p_N, noise_NV, needs)
 
     def _advance(self, rows: torch.Tensor, ids_N: torch.Tensor, needs: Needs) -> None:
         self._counters[rows, 1] += 1
         if needs & Needs.PENALTIES:
             self._penalties.advance(rows, ids_N)
-        if needs & Needs.MASKS:
+        if needs & Needs.AUTOMATA:
             self._masks.advance(rows, ids_N)
 
     def _stopped(self, ids_N: torch.Tensor, rows: torch.Tensor, needs: Needs) -> torch.Tensor:
@@ -189,14 +194,14 @@ class Sampler:
         needs: Needs,
         h_NC: torch.Tensor | None,
         aux_fn: AuxFn | None,
-    ) -> torch.Tensor:
-        """Bins [N, W]: the largest of each column that the id names, 0 elsewhere."""
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Bins [N, W], the largest of each column that the id names, 0 elsewhere; rows [N] where one is not finite."""
         width = self._spec.aux_width
+        is_fault_N = torch.zeros_like(ids_N, dtype=torch.bool)
         if not width or not needs & Needs.AUX:
-            return torch.zeros(ids_N.shape[0], width, dtype=torch.int64, device=ids_N.device)
-        assert h_NC is not None and aux_fn is not None, (
-            "a row needs aux outputs and the step brought no hidden states"
-        )
+            return torch.zeros(ids_N.shape[0], width, dtype=torch.int64, device=ids_N.device), is_fault_N
+        assert h_NC is not None, "a row needs aux outputs and the step brought no hidden states"
+        assert aux_fn is not None, "a row needs aux outputs and the step brought no way to compute them"
         bins_NWK = aux_fn(h_NC, ids_N)
         columns: list[torch.Tensor] = []
         for output in self._spec.aux:
@@ -204,9 +209,10 @@ class Sampler:
             if output.token_id is not None:
                 named_N = named_N & (ids_N == output.token_id)
             for _ in range(output.width):
-                best_N = bins_NWK[:, len(columns), : output.cardinality].argmax(dim=1)
-                columns.append(best_N * named_N)
-        return torch.stack(columns, dim=1)
+                best_N, bin_N = bins_NWK[:, len(columns), : output.cardinality].max(dim=1)
+                columns.append(bin_N * named_N)
+                is_fault_N = is_fault_N | (named_N & ~best_N.isfinite())
+        return torch.stack(columns, dim=1), is_fault_N
 
     def _tensor(self, values: Sequence[float], dtype: torch.dtype) -> torch.Tensor:
         return torch.tensor(values, dtype=dtype, device=self._device)
