@@ -87,7 +87,8 @@ class Prepared:
     ``digest`` is the full SHA-256 of the prepared tensors and the preparation version: it is the cache key.
     ``num_positions`` is how many sequence positions the item fills (0 when its states go to cross attention).
     ``cost`` counts encoder units (crops, windows), for the encode budget. ``meta`` reaches the result
-    (original size, crops, duration).
+    (original size, crops, duration). ``cross_positions``: valid positions of its cross entry (0: the encoder's rows,
+    shared equally between the items of a launch).
     """
 
     kind: str
@@ -96,6 +97,7 @@ class Prepared:
     tensors: Mapping[str, torch.Tensor]
     meta: Mapping[str, Any] = field(default_factory=dict)
     cost: int = 1
+    cross_positions: int = 0
 
     def __post_init__(self) -> None:
         if len(self.digest) != 32:

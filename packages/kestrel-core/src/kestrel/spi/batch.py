@@ -5,7 +5,7 @@ Letters: B sequences, T tokens, W aux width, P position rows, L layers, K key/va
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -67,7 +67,7 @@ class PagedView:
     limits: Limits
     page_size: int
     window: int | None = None
-    extents: tuple[RowExtent, ...] | None = None
+    extents: Sequence[RowExtent] | None = None
     bidirectional_end_T: torch.Tensor | None = None
     memo: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
@@ -89,7 +89,7 @@ class RecurrentView:
     cu_seqlens: torch.Tensor
     stores: torch.Tensor
     limits: Limits
-    extents: tuple[RowExtent, ...] | None = None
+    extents: Sequence[RowExtent] | None = None
     host_stores: tuple[tuple[int, int, int], ...] = ()
     memo: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
@@ -109,7 +109,7 @@ class CrossView:
     lens_B: torch.Tensor
     cu_seqlens: torch.Tensor
     limits: Limits
-    extents: tuple[RowExtent, ...] | None = None
+    extents: Sequence[RowExtent] | None = None
     memo: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
 
@@ -134,7 +134,7 @@ class Batch:
     adapter_slots_B: torch.Tensor
     limits: Limits
     features_RC: torch.Tensor | None = None
-    extents: tuple[RowExtent, ...] | None = None
+    extents: Sequence[RowExtent] | None = None
 
     @property
     def has_media(self) -> bool:

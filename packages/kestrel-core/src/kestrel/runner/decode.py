@@ -1,0 +1,183 @@
+"""Decode launches: buffers for a fixed number of rows, advanced in place while the same sequences go on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from kestrel.runner.extents import DecodeExtents
+from kestrel.runner.mirror import Mirror
+from kestrel.runner.rows import RowTables
+from kestrel.runner.states import Places, StateMap
+from kestrel.spi.batch import Batch, Limits
+from kestrel.state import Lease
+
+__all__ = ["DecodeRow", "DecodeStage"]
+
+LEAST_CONTEXT = 128  # ceilings of a launch's context double from here, so that a batch is rarely rebuilt
+
+
+@dataclass(slots=True)
+class DecodeRow:
+    """A sequence as it enters a decode stage: ``computed`` positions exist, ``offsets`` per position row."""
+
+    row: int
+    computed: int
+    offsets: tuple[int, ...]
+    lease: Lease
+
+
+class DecodeStage:
+    """One token for each of up to ``size`` rows; columns beyond the rows given are padding on the scratch row.
+
+    ``block`` rows: P positions, one slot per page-table group, the state slot. Positions and slots of a launch are
+    written by the host: it knows where each row stands without knowing what was sampled.
+    """
+
+    def __init__(
+        self,
+        states: StateMap,
+        rows: RowTables,
+        *,
+        size: int,
+        position_rows: int,
+        max_len: int,
+        tracks_life: bool,
+        device: torch.device,
+    ) -> None:
+        self._states, self._rows, self._device = states, rows, device
+        self.size, self._max_len = size, max_len
+        self._num_positions = position_rows
+        self._moving = position_rows + len(states.groups)
+        self._block = Mirror((self._moving + 1, size), np.int64, device)
+        self._fixed = Mirror((3, size), np.int64, device)  # row, cross entry, adapter slot
+        self._small = Mirror((2, size), np.int32, device)  # computed, cross length
+        self._shown = torch.zeros_like(self._block.tensor) if tracks_life else self._block.tensor
+        self._live = torch.zeros(size, dtype=torch.int64, device=device) if tracks_life else None
+        self._ids = torch.zeros(size, dtype=torch.int64, device=device)
+        self._aux = torch.zeros(size, rows.last_aux.shape[1], dtype=torch.int64, device=device)
+        self._no_media = torch.full((size,), -1, dtype=torch.int64, device=device)
+        self._cu = torch.arange(size + 1, dtype=torch.int32, device=device)
+        self._stores = torch.zeros(0, 3, dtype=torch.int64, device=device)
+        self._extents = DecodeExtents(self._small.host[0])
+        self._tables: list[torch.Tensor] = []
+        self._tables_version = -1
+        self._batch: Batch | None = None
+        self._ceiling = 0
+        self._longest = 0
+        self.rows_host: list[int] = []
+        self.rows = self._fixed.tensor[0]
+        self._set_views(size)
+
+    def _set_views(self, count: int) -> None:
+        self.count = count
+        self._advancing = self._block.host[: self._moving, :count]
+        self.computed = self._small.host[0, :count]
+
+    def fill(self, entries: Sequence[DecodeRow]) -> None:
+        """Take new sequences, in order; the rest of the columns become padding."""
+        count, states = len(entries), self._states
+        assert 0 < count <= self.size
+        if count < self.size:
+            for mirror in (self._block, self._fixed, self._small):
+                mirror.host[...] = 0
+            self._fixed.host[0] = self._rows.scratch
+        self._set_views(count)
+        self._fixed.host[0, :count] = [entry.row for entry in entries]
+        self.computed[:] = [entry.computed for entry in entries]
+        offsets_PB = np.array([entry.offsets for entry in entries], dtype=np.int64).T
+        self._block.host[: self._num_positions, :count] = self.computed + offsets_PB
+        self.place(np.arange(count))
+        if states.recurrent:
+            name = states.recurrent[0]
+            self._block.host[self._moving, :count] = [entry.lease.state_slot(name) for entry in entries]
+        if states.cross:
+            name = states.cross[0]
+            self._fixed.host[1, :count] = [entry.lease.cross_entry(name)[0] for entry in entries]
+            self._small.host[1, :count] = [entry.lease.cross_len for entry in entries]
+        self.rows_host = self._fixed.host[0].tolist()
+        self._longest = int(self.computed.max()) + 1
+        self._fixed.push()
+        self._tables_version = -1
+
+    def place(self, columns: NDArray[np.intp]) -> None:
+        """Point ``columns`` at the slots of their positions, from the page tables of their rows."""
+        rows, size = self._fixed.host[0, columns], self._states.page_size
+        page_idx, offset = np.divmod(self.computed[columns], size)
+        for group, table in enumerate(self._rows.hosts):
+            pages = table[rows, page_idx].astype(np.int64)
+            self._block.host[self._num_positions + group, columns] = pages * size + offset
+
+    def ready(self) -> Batch:
+        """The batch of the next launch, its input ids and life taken from what sampling left on the device."""
+        rows = self._rows
+        self._block.push()
+        self._small.push()
+        self._extents.renew()
+        if self._batch is None or self._longest > self._ceiling:
+            self._batch = self._build()
+        if self._tables_version != rows.version:
+            self._gather()
+        torch.index_select(rows.last_ids, 0, self.rows, out=self._ids)
+        if self._aux.shape[1]:
+            torch.index_select(rows.last_aux, 0, self.rows, out=self._aux)
+        if self._live is not None:
+            torch.index_select(rows.live, 0, self.rows, out=self._live)
+            torch.mul(self._block.tensor, self._live, out=self._shown)
+        return self._batch
+
+    def advance(self) -> None:
+        """The launch was made: every row stands one position further. Slots that leave their page need ``place``."""
+        self._advancing += 1
+        self.computed += 1
+        self._longest += 1
+
+    def _gather(self) -> None:
+        for table, staged in zip(self._rows.tables, self._tables, strict=True):
+            torch.index_select(table[:, : staged.shape[1]], 0, self.rows, out=staged)
+        self._tables_version = self._rows.version
+
+    def _build(self) -> Batch:
+        self._ceiling = LEAST_CONTEXT
+        while self._ceiling < self._longest:
+            self._ceiling *= 2
+        self._ceiling = max(self._longest, min(self._ceiling, self._max_len))
+        width = -(-self._ceiling // self._states.page_size)
+        self._tables = [
+            torch.zeros(self.size, min(width, table.shape[1]), dtype=torch.int32, device=self._device)
+            for table in self._rows.tables
+        ]
+        self._tables_version = -1
+        limits = Limits(
+            max_rows=self.size,
+            max_tokens=self.size,
+            max_query_len=1,
+            max_context_len=self._ceiling,
+        )
+        places = Places(
+            computed_B=self._small.tensor[0],
+            cu_seqlens=self._cu,
+            limits=limits,
+            extents=self._extents,
+            slots=list(self._shown[self._num_positions : self._moving].unbind(0)),
+            tables=self._tables,
+            state_slots_B=self._shown[self._moving],
+            entries_B=self._fixed.tensor[1],
+            lens_B=self._small.tensor[1],
+            stores=self._stores,
+        )
+        return Batch(
+            ids_T=self._ids,
+            aux_TW=self._aux,
+            media_rows_T=self._no_media,
+            positions_PT=self._shown[: self._num_positions],
+            cu_seqlens=self._cu,
+            states=self._states.views(places),
+            adapter_slots_B=self._fixed.tensor[2],
+            limits=limits,
+            extents=self._extents,
+        )

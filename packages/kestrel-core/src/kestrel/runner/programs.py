@@ -1,0 +1,48 @@
+"""The two programs of a step: F computes hidden states, S chooses tokens. Eager; captured ones have the same shape.
+
+Neither branches on a value that the device computes, and neither waits for the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from kestrel.runner.rows import RowTables
+from kestrel.sampling import Sampled, Sampler
+from kestrel.spi.batch import Batch
+from kestrel.spi.driver import TokenDriver
+
+__all__ = ["Programs"]
+
+
+class Programs:
+    """F and S of one model, over the tables of its rows. ``tracks_life``: steps overlap, so S must tell F who died."""
+
+    def __init__(self, driver: TokenDriver, sampler: Sampler, rows: RowTables, *, tracks_life: bool) -> None:
+        self._driver, self._sampler, self._rows = driver, sampler, rows
+        self._tracks_life = tracks_life
+        self._has_aux = driver.spec.aux_width > 0
+        self._aux_fn = driver.aux_logits if self._has_aux else None
+
+    def forward(self, batch: Batch) -> torch.Tensor:
+        """F: hidden states [T, C] of a launch."""
+        driver = self._driver
+        return driver.forward(batch, driver.embed(batch))
+
+    def sample(self, h_NC: torch.Tensor, rows_host: Sequence[int], rows_N: torch.Tensor) -> Sampled:
+        """S: a token for each of ``rows_N``, noted as its row's next input; ends clear the row's life."""
+        sampled = self._sampler.sample(self._driver.logits(h_NC), rows_host, rows_N, h_NC, self._aux_fn)
+        tables = self._rows
+        tables.last_ids.index_copy_(0, rows_N, sampled.ids)
+        if self._has_aux:
+            tables.last_aux.index_copy_(0, rows_N, sampled.aux)
+        if self._tracks_life:
+            alive_N = torch.add(sampled.status, sampled.stopped).eq_(0)
+            tables.live.index_copy_(0, rows_N, tables.live.index_select(0, rows_N).mul_(alive_N))
+        return sampled
+
+    def logprobs(self, h_NC: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        """Unmasked natural-log probabilities [N, K] of ``ids`` after each hidden state."""
+        return self._driver.logits(h_NC).float().log_softmax(-1).index_select(1, ids)
