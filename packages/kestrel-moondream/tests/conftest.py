@@ -44,3 +44,59 @@ def card_of(tmp_path):
         )
 
     return make
+
+
+@pytest.fixture(scope="session")
+def tiny_dir(tmp_path_factory):
+    """A tiny random checkpoint in the Hugging Face layout."""
+    from kestrel_moondream.tiny import write_tiny
+
+    directory = tmp_path_factory.mktemp("tiny")
+    write_tiny(directory, seed=0)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def load():
+    """A function that builds a checkpoint directory (or file) the way the engine does, in float32 on the CPU."""
+    import torch
+    from kestrel.config import RuntimeConfig
+    from kestrel.loading import SafetensorsReader, load_tokenizer, read_card
+    from kestrel.ops import resolve_ops
+    from kestrel.spi import BuildContext
+    from kestrel_moondream import MoondreamFamily
+
+    def build(path, **config):
+        torch.set_num_threads(1)
+        card = read_card("a/model", path)
+        given = RuntimeConfig(model_path=path, **config)
+        ctx = BuildContext(
+            device=torch.device("cpu"),
+            dtype=torch.float32,
+            ops=resolve_ops(),
+            weights=SafetensorsReader.of(card),
+            tokenizer=lambda: load_tokenizer(given.tokenizer_path or card.directory),
+            config=given,
+        )
+        return MoondreamFamily().build(card, ctx)
+
+    return build
+
+
+@pytest.fixture(scope="session")
+def built(load, tiny_dir):
+    """The tiny checkpoint, built."""
+    return load(tiny_dir)
+
+
+@pytest.fixture(scope="session")
+def oracle(tiny_dir):
+    """The float64 oracle over the tiny checkpoint."""
+    import json
+
+    from moondream_oracle import Oracle
+    from safetensors.numpy import load_file
+
+    tensors = load_file(tiny_dir / "model.safetensors")
+    sizes = json.loads((tiny_dir / "config.json").read_text())["config"]
+    return Oracle({name.removeprefix("model."): t.astype("float64") for name, t in tensors.items()}, sizes)

@@ -1,0 +1,80 @@
+"""Media items made ready for the encoder: crops of an image, exact floats of a spatial reference; and their digests."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from kestrel.errors import InvalidMediaError, InvalidRequestError
+from kestrel.spi import FloatsItem, ImageItem
+from kestrel.types import Prepared
+from kestrel_moondream.config import VisionConfig
+from kestrel_moondream.crops import cut
+
+__all__ = ["BOX", "IMAGE", "POINT", "prepare_image", "prepare_spatial"]
+
+IMAGE, POINT, BOX = "image", "point", "box"
+VERSION = b"kestrel-moondream/1"  # raised when preparation changes what the encoder sees
+
+
+def prepare_image(item: ImageItem, vision: VisionConfig, settings: Mapping[str, Any]) -> Prepared:
+    """The crops of ``item``. Raises InvalidMediaError for an array that is no image."""
+    for name in ("min_pixels", "max_pixels"):
+        if settings.get(name) is not None:
+            raise InvalidRequestError(f"Moondream cuts every image into crops of one size; leave {name} out")
+    pixels = item.pixels
+    if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != vision.in_channels or not pixels.size:
+        raise InvalidMediaError(
+            f"an image array is {pixels.dtype} {pixels.shape}; Moondream takes uint8 [height, width, 3], none of them 0"
+        )
+    crops = cut(pixels, vision)
+    geometry = (crops.rows, crops.columns, vision.crop_size, vision.enc_patch_size, vision.overlap_margin)
+    height, width = pixels.shape[:2]
+    return Prepared(
+        kind=IMAGE,
+        digest=_digest(IMAGE, repr(geometry).encode(), crops.pixels.tobytes()),
+        num_positions=vision.num_positions,
+        tensors={"crops": torch.from_numpy(crops.pixels)},
+        meta={"width": width, "height": height, "tiling": (crops.rows, crops.columns), "crops": len(crops.pixels)},
+        cost=len(crops.pixels),
+    )
+
+
+def prepare_spatial(item: FloatsItem) -> Prepared:
+    """A point (x, y) or a box (x_min, y_min, x_max, y_max) as what stands in the prompt.
+
+    ``values`` [n, 2] float64, one row per position: (x, ·) and (y, ·) of the point or the box's centre, then a box's
+    (width, height).
+    """
+    values = item.values
+    wanted = {POINT: 2, BOX: 4}[item.kind]
+    if len(values) != wanted or not all(math.isfinite(v) and 0 <= v <= 1 for v in values):
+        raise InvalidRequestError(f"a spatial {item.kind} is {values}; give {wanted} numbers from 0 to 1")
+    if item.kind == POINT:
+        rows = [(values[0], 0.0), (values[1], 0.0)]
+    else:
+        x0, y0, x1, y1 = values
+        if x0 > x1 or y0 > y1:
+            raise InvalidRequestError(f"a spatial box is {values}; give x_min <= x_max and y_min <= y_max")
+        rows = [((x0 + x1) / 2, 0.0), ((y0 + y1) / 2, 0.0), (x1 - x0, y1 - y0)]
+    tensor = torch.tensor(rows, dtype=torch.float64)
+    return Prepared(
+        kind=item.kind,
+        digest=_digest(item.kind, tensor.numpy().tobytes()),
+        num_positions=len(rows),
+        tensors={"values": tensor},
+        meta={"values": tuple(values)},
+    )
+
+
+def _digest(kind: str, *parts: bytes) -> bytes:
+    digest = hashlib.sha256(VERSION)
+    for part in (kind.encode(), *parts):
+        digest.update(len(part).to_bytes(8, "little"))
+        digest.update(part)
+    return digest.digest()

@@ -1,0 +1,84 @@
+"""The text decoder: one LayerNorm per block feeds attention and MLP side by side (as in Phi).
+
+Differs from the textbook decoder: x + attn(ln x) + mlp(ln x); rotary embedding turns the first half of each head;
+all linears and norms have biases; the head is not tied to the embedding.
+
+Letters: T tokens, C hidden, H query heads, K key/value heads, D head dim, N rows, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from kestrel.layers import MLP, Angles, LayerNorm, Linear, PagedAttention, Rope, embed
+from kestrel.spi import Batch, OpTableLike
+from kestrel_moondream.config import TextConfig
+
+__all__ = ["STATE", "TextDecoder"]
+
+STATE = "text"  # the one paged state of the model
+
+
+class SelfAttention(nn.Module):
+    """Causal attention, but for bidirectional ranges; ``qkv`` holds queries, keys and values of all heads in order."""
+
+    def __init__(self, config: TextConfig, layer: int, ops: OpTableLike, dtype: torch.dtype, page_size: int) -> None:
+        super().__init__()
+        self.heads = (config.n_heads, config.n_kv_heads, config.n_kv_heads)
+        self.head_dim = config.head_dim
+        self.qkv = Linear(ops, config.dim, sum(self.heads) * config.head_dim, dtype=dtype)
+        self.proj = Linear(ops, config.dim, config.dim, epilogue="residual", dtype=dtype)
+        self.attend = PagedAttention(
+            ops, config.n_heads, config.n_kv_heads, config.head_dim, STATE, layer,
+            rot_dim=config.rot_dim, page_size=page_size, dtype=dtype,
+        )  # fmt: skip
+
+    def forward(
+        self, h_TC: torch.Tensor, residual_TC: torch.Tensor, angles: Angles, batch: Batch
+    ) -> torch.Tensor:
+        q, k, v = self.qkv(h_TC).unflatten(-1, (-1, self.head_dim)).split_with_sizes(self.heads, dim=1)
+        return self.proj(self.attend(q, k, v, batch, angles).flatten(1), residual_TC)
+
+
+class Block(nn.Module):
+    """x + attn(ln x) + mlp(ln x)."""
+
+    def __init__(self, config: TextConfig, layer: int, ops: OpTableLike, dtype: torch.dtype, page_size: int) -> None:
+        super().__init__()
+        self.ln = LayerNorm(ops, config.dim, dtype=dtype)
+        self.attn = SelfAttention(config, layer, ops, dtype, page_size)
+        self.mlp = MLP(ops, config.dim, config.ff_dim, residual=True, dtype=dtype)
+
+    def forward(self, x_TC: torch.Tensor, angles: Angles, batch: Batch) -> torch.Tensor:
+        h_TC = self.ln(x_TC)
+        return self.attn(h_TC, self.mlp(h_TC, x_TC), angles, batch)
+
+
+class TextDecoder(nn.Module):
+    """Token ids to embeddings, embeddings to hidden states, hidden states to logits."""
+
+    def __init__(self, config: TextConfig, ops: OpTableLike, dtype: torch.dtype, page_size: int) -> None:
+        super().__init__()
+        self.wte = nn.Parameter(torch.empty(config.vocab_size, config.dim, dtype=dtype), requires_grad=False)
+        self.blocks = nn.ModuleList(
+            Block(config, layer, ops, dtype, page_size) for layer in range(config.n_layers)
+        )
+        self.post_ln = LayerNorm(ops, config.dim, dtype=dtype)
+        self.lm_head = Linear(ops, config.dim, config.vocab_size, dtype=dtype)
+        self.rope = Rope(ops, config.head_dim, config.rot_dim, config.rope_theta, dtype=dtype)
+
+    def embed(self, ids_T: torch.Tensor) -> torch.Tensor:
+        """Embeddings [T, C]."""
+        return embed(ids_T, self.wte)
+
+    def forward(self, x_TC: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """Hidden states [T, C] before ``post_ln``."""
+        angles = self.rope(batch.positions_PT)
+        for block in self.blocks:
+            x_TC = block(x_TC, angles, batch)
+        return x_TC
+
+    def logits(self, h_NC: torch.Tensor) -> torch.Tensor:
+        """Logits [N, V]."""
+        return self.lm_head(self.post_ln(h_NC))
