@@ -6,6 +6,7 @@
 
 from kestrel.spi.backend import Available, Impl, KernelBackend, No, OpCall, OpQuery, Unavailable, Yes
 from kestrel.spi.batch import Batch, CrossView, Limits, PagedView, RecurrentView, RowExtent, View
+from kestrel.spi.chat import MediaPart, Message, Part, TextPart, TokensPart, Tool, ToolCall
 from kestrel.spi.decoding import (
     Acceptor,
     Automaton,
@@ -98,7 +99,9 @@ __all__ = [
     "LogitRule",
     "Match",
     "MediaItem",
+    "MediaPart",
     "MediaSpec",
+    "Message",
     "ModelCard",
     "ModelFamily",
     "ModelInfo",
@@ -108,6 +111,7 @@ __all__ = [
     "OpTableLike",
     "PagedKV",
     "PagedView",
+    "Part",
     "Parser",
     "Piece",
     "Progress",
@@ -130,11 +134,15 @@ __all__ = [
     "StepDriver",
     "StepSpec",
     "TensorInfo",
+    "TextPart",
     "TextTokenizer",
     "TinyCheckpoint",
     "TokenDriver",
     "TokenSet",
     "TokenSpec",
+    "TokensPart",
+    "Tool",
+    "ToolCall",
     "Unavailable",
     "VideoItem",
     "View",
