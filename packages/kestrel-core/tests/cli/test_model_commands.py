@@ -1,0 +1,179 @@
+"""list, show, pull, plugins, doctor and bench, over a family that is nothing but a catalog and a description."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kestrel.cli import session
+from kestrel.plugins import PluginHost
+from kestrel.spi import (
+    VERSION,
+    BuildContext,
+    Built,
+    CatalogEntry,
+    Match,
+    ModelCard,
+    ModelFamily,
+    ModelInfo,
+    OpQuery,
+    hookimpl,
+)
+
+
+class Family(ModelFamily):
+    """Knows one embedded model."""
+
+    name = "acme"
+
+    def match(self, card: ModelCard) -> Match | None:
+        return Match()
+
+    def describe(self, card: ModelCard) -> ModelInfo:
+        return ModelInfo(
+            family="acme",
+            architecture="acme-1",
+            skills=("query",),
+            num_parameters=9_000_000,
+            max_context=512,
+            defaults={"query": {"temperature": 0.2, "reasoning": False}},
+            licence="Apache-2.0",
+            notes=("a demonstration",),
+        )
+
+    def build(self, card: ModelCard, ctx: BuildContext) -> Built:
+        raise NotImplementedError
+
+    def catalog(self) -> tuple[CatalogEntry, ...]:
+        return (CatalogEntry(name="acme/nano", source="file:/nowhere", embedded=True, note="a toy"),)
+
+
+@pytest.fixture
+def host(monkeypatch: pytest.MonkeyPatch, engine: Any) -> PluginHost:
+    """A host with the family, and one plugin that fails."""
+    module, broken = ModuleType("acme"), ModuleType("broken")
+    module.__dict__.update(KESTREL_SPI_VERSION=VERSION, kestrel_model_families=hookimpl(lambda: [Family()]))
+    broken.__dict__.update(KESTREL_SPI_VERSION=VERSION + 1)
+    host = PluginHost.from_modules({"acme": module, "broken": broken})
+    monkeypatch.setattr(session, "load_plugins", lambda: host)
+    return host
+
+
+@pytest.fixture
+def surveyed(monkeypatch: pytest.MonkeyPatch, host: PluginHost, tmp_path: Path) -> list[Any]:
+    """Configs that the survey was asked about; it finds every model on this machine."""
+    asked: list[Any] = []
+
+    def survey(config: Any, plugins: PluginHost, progress: Any = None) -> SimpleNamespace:
+        asked.append(config)
+        card = ModelCard(
+            model_id=config.model or str(config.model_path),
+            path=tmp_path,
+            files={"a.safetensors": 18},
+            revision="abc",
+        )
+        family = plugins.families["acme"]
+        return SimpleNamespace(card=card, info=family.describe(card), note="")
+
+    monkeypatch.setattr(session, "survey_model", survey)
+    return asked
+
+
+def test_list_names_models_and_where_they_are(run: Any, host: PluginHost) -> None:
+    header, row = run("list").lines
+    assert header.split("\t") == ["name", "family", "source", "revision", "state"]
+    assert row.split("\t") == ["acme/nano", "acme", "file:/nowhere", "-", "embedded"]
+    assert json.loads(run("list", "--json").out)["embedded"] is True
+
+
+def test_the_default_model_is_announced_with_its_note(run: Any, host: PluginHost) -> None:
+    ran = run("query", "How many?")
+    assert "using the embedded acme/nano: a toy" in ran.err
+    assert ran.out == "two red circles\n"
+    assert "acme/nano" not in run("query", "-m", "acme/nano", "How many?").err
+
+
+def test_show_prints_skills_defaults_and_licence(run: Any, surveyed: list[Any]) -> None:
+    text = run("show", "acme/nano").out
+    for part in ("9,000,000", "512", "Apache-2.0", "temperature", "reasoning", "a demonstration", "query"):
+        assert part in text
+    shown = json.loads(run("show", "acme/nano", "--json").out)
+    assert shown["defaults"]["query"] == {"temperature": 0.2, "reasoning": False}
+    assert shown["weight_bytes"] == 18
+
+
+def test_show_never_downloads_and_pull_does(run: Any, surveyed: list[Any]) -> None:
+    run("show", "acme/nano")
+    run("pull", "acme/nano", "--revision", "main")
+    assert [(c.model, c.revision, c.offline) for c in surveyed] == [
+        ("acme/nano", None, True),
+        ("acme/nano", "main", False),
+    ]
+
+
+def test_a_local_directory_is_a_model_path(run: Any, surveyed: list[Any], tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    run("show", tmp_path)
+    assert surveyed[0].model_path == str(tmp_path)
+
+
+def test_a_model_named_twice_is_refused(run: Any, surveyed: list[Any]) -> None:
+    assert run("show", "a/b", "-m", "c/d").code == 2
+
+
+def test_plugins_lists_hooks_and_failures(run: Any, host: PluginHost) -> None:
+    rows = {row["name"]: row for row in map(json.loads, run("plugins", "--json").lines)}
+    assert rows["acme"]["hooks"] == ["kestrel_model_families"]
+    assert rows["acme"]["state"] == "ok"
+    assert rows["broken"]["state"].startswith("failed: PluginError")
+    assert "broken" in run("plugins").out
+
+
+def test_doctor_shows_the_machine_and_why_plugins_fail(run: Any, host: PluginHost) -> None:
+    shown = json.loads(run("doctor", "--json").out)
+    assert shown["devices"]["cpu"].startswith("CPU")
+    assert shown["backends"]["reference"]
+    assert "broken" in shown["failures"]
+    assert "ops" not in shown
+
+
+def test_doctor_of_a_model_shows_who_serves_each_op(
+    run: Any, host: PluginHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from kestrel.ops import OpChoice
+
+    async def choices(engine: Any) -> list[OpChoice]:
+        query = OpQuery.of("linear", n=4)
+        return [OpChoice(query=query, provider="reference", rejected={"fast": "no float64"})]
+
+    monkeypatch.setattr(session, "op_choices", choices)
+    shown = json.loads(run("doctor", "acme/nano", "--json").out)
+    assert shown["ops"] == [
+        {"op": "linear(n=4)", "provider": "reference", "rejected": {"fast": "no float64"}}
+    ]
+    assert "linear(n=4)\treference\tfast=no float64" in run("doctor", "acme/nano").out
+
+
+def test_bench_reports_batch_one_and_eight(run: Any, engine: Any) -> None:
+    shown = json.loads(run("bench", "--json", "--rounds", "1").out)
+    assert [speed["batch"] for speed in shown["speeds"]] == [1, 8]
+    assert shown["speeds"][0]["decode_tokens_per_s"] == pytest.approx(100.0)
+    assert shown["speeds"][1]["decode_tokens_per_s"] == pytest.approx(800.0)
+    prompts = [inputs["prompt"] for _, inputs, _ in engine.calls]
+    assert len({prompt[:8] for prompt in prompts}) == len(prompts)  # none is answered from the prefix cache
+
+
+def test_a_table_in_a_pipe_is_tab_separated_and_aligned_on_a_terminal(
+    run: Any, host: PluginHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from kestrel.cli import output
+
+    assert "\t" in run("plugins").out
+    monkeypatch.setattr(output, "is_terminal", lambda stream: True)
+    ran = run("plugins")
+    assert "\t" not in ran.out
+    assert "acme" in ran.out
