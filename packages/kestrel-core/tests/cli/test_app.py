@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib import import_module
 from types import ModuleType
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 import typer
 
 from kestrel.cli import session
+from kestrel.cli.app import COMMANDS
 from kestrel.plugins import PluginHost
 from kestrel.spi import VERSION, hookimpl
 
@@ -40,6 +42,14 @@ def test_help_names_every_command(run: Any) -> None:
     text = run("--help").out
     for name in "query caption point detect segment chat list show pull plugins doctor bench".split():
         assert f" {name} " in text
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_sums_itself_up_as_its_help_begins(name: str, run: Any) -> None:
+    module, function, summary = COMMANDS[name]
+    found = import_module(f"kestrel.cli.{module}").__dict__[function]
+    assert found.__doc__.splitlines()[0] == summary
+    assert run(name, "--help").code == 0
 
 
 def test_python_m_kestrel_is_the_same_command_and_shows_the_version() -> None:

@@ -92,7 +92,7 @@ def test_list_names_models_and_where_they_are(run: Any, host: PluginHost) -> Non
 
 def test_the_default_model_is_announced_with_its_note(run: Any, host: PluginHost) -> None:
     ran = run("query", "How many?")
-    assert "using the embedded acme/nano: a toy" in ran.err
+    assert "no --model given: acme/nano is used. a toy" in ran.err
     assert ran.out == "two red circles\n"
     assert "acme/nano" not in run("query", "-m", "acme/nano", "How many?").err
 

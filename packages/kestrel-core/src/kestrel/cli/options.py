@@ -15,7 +15,7 @@ import typer
 
 from kestrel.cli.failures import guarded
 
-__all__ = ["ModelOptions", "OutputOptions", "SettingOptions", "add_command", "ordinary"]
+__all__ = ["ModelOptions", "OutputOptions", "SettingOptions", "ordinary"]
 
 
 def ordinary(function: Callable[..., Any]) -> Callable[..., None]:
@@ -41,11 +41,6 @@ def ordinary(function: Callable[..., Any]) -> Callable[..., None]:
     command.__annotations__ = {p.name: p.annotation for p in parameters}
     command.__dict__["__signature__"] = inspect.Signature(parameters)
     return command
-
-
-def add_command(app: typer.Typer, function: Callable[..., Any], name: str | None = None) -> None:
-    """Register ``function`` as a command of ``app``, under its own name unless ``name`` says otherwise."""
-    app.command(name=name or function.__name__)(ordinary(function))
 
 
 def _spread(group: type[Any]) -> list[inspect.Parameter]:

@@ -78,8 +78,8 @@ def announce_default(plugins: PluginHost) -> None:
     """Say on stderr which model answers when none was named, and what it is."""
     for entry in plugins.catalog():
         if entry.embedded:
-            about = f": {entry.note}" if entry.note else ""
-            output.note(f"no --model given, using the embedded {entry.name}{about}")
+            about = entry.note if entry.name in entry.note else f"{entry.name} is used. {entry.note}".rstrip()
+            output.note(f"no --model given: {about}")
             return
 
 
