@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from PIL import Image
 
 from kestrel.cli.drawing import Drawing
 from kestrel.cli.inputs import pictures
+from kestrel.config import RuntimeConfig
 from kestrel.errors import InvalidRequestError
 
 Picture = Callable[..., Path]
 
 
 def places(target: str, *names: Path) -> list[Path]:
-    drawing = Drawing.plan(target, pictures([str(name) for name in names]))
+    drawing = Drawing.plan(target, pictures([str(name) for name in names]), RuntimeConfig())
     assert drawing is not None
     return list(drawing.paths.values())
 
@@ -45,3 +48,30 @@ def test_an_input_is_never_overwritten(picture: Picture) -> None:
     path = picture("a.png")
     with pytest.raises(InvalidRequestError, match="overwrite"):
         places(str(path), path)
+
+
+def test_detect_draws_the_boxes_and_says_where(
+    run: Any, engine: Any, picture: Picture, tmp_path: Path
+) -> None:
+    ran = run("detect", picture(), "circle", "-o", tmp_path / "new" / "out.png")
+    assert ran.code == 0
+    assert "out.png" in ran.err
+    drawn = Image.open(tmp_path / "new" / "out.png")
+    assert drawn.size == (40, 20)
+    assert len(drawn.getcolors() or []) > 1
+
+
+def test_points_of_several_pictures_are_drawn_into_a_directory(
+    run: Any, engine: Any, picture: Picture, tmp_path: Path
+) -> None:
+    assert run("point", picture("a.png"), picture("b.png"), "circle", "-o", f"{tmp_path}/out/").code == 0
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["a.annotated.png", "b.annotated.png"]
+
+
+def test_an_unknown_suffix_is_refused_after_the_answer_is_shown(
+    run: Any, engine: Any, picture: Picture, tmp_path: Path
+) -> None:
+    ran = run("detect", picture(), "circle", "-o", tmp_path / "out.xyz")
+    assert ran.out == "0.2500 0.2500 0.5000 0.7500\n"
+    assert ran.code == 2
+    assert ".png" in ran.err

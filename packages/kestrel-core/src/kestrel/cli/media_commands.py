@@ -158,12 +158,12 @@ def _find(
 ) -> Coroutine[Any, Any, None]:
     from kestrel.cli.answers import Ask, answer
     from kestrel.cli.drawing import Drawing
-    from kestrel.cli.inputs import settings_given, spatial_refs
+    from kestrel.cli.inputs import runtime_config, settings_given, spatial_refs
 
     inputs = _given(object=object, spatial_refs=spatial_refs(ref))
     given = settings_given(settings, max_objects=max_objects)
     pictures = _pictures(files, object)
-    drawing = Drawing.plan(target, pictures)
+    drawing = Drawing.plan(target, pictures, runtime_config(model))
     return answer(
         Ask(skill=skill, inputs=inputs, settings=given, pictures=pictures, drawing=drawing), model, shown
     )
