@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from kestrel.spi import ModelCard, TensorInfo
 
 sys.path.insert(0, str(Path(__file__).parent))  # the oracle and the layouts, which tests share
@@ -38,7 +39,9 @@ def card_of(tmp_path):
 
     def make(tensors=(), config=None, model_id="a/model", revision=None, path=None):
         shapes = tensors if isinstance(tensors, dict) else dict.fromkeys(tensors, (1,))
-        infos = {name: TensorInfo(tuple(shape), "BF16", "model.safetensors") for name, shape in shapes.items()}
+        infos = {
+            name: TensorInfo(tuple(shape), "BF16", "model.safetensors") for name, shape in shapes.items()
+        }
         return ModelCard(
             model_id=model_id, path=path or tmp_path, config=config or {}, tensors=infos, revision=revision
         )
@@ -60,6 +63,7 @@ def tiny_dir(tmp_path_factory):
 def load():
     """A function that builds a checkpoint directory (or file) the way the engine does, in float32 on the CPU."""
     import torch
+
     from kestrel.config import RuntimeConfig
     from kestrel.loading import SafetensorsReader, load_tokenizer, read_card
     from kestrel.ops import resolve_ops

@@ -1,4 +1,4 @@
-"""Moondream 2 once more: numpy, float64, one sequence, every step recomputed, no cache. Shares no code with the package.
+"""Moondream 2 once more: numpy, float64, one sequence, every step recomputed. Shares no code with the package.
 
 Weights are a mapping of names in the Hugging Face layout (without ``model.``) to float64 arrays.
 """
@@ -74,7 +74,9 @@ class Oracle:
         height, width = pixels.shape[:2]
         rows, cols = tile_counts(width, height, patch, margin, size, v["max_crops"])
         image = Image.fromarray(pixels)
-        big = image.resize((cols * window + 2 * margin * patch, rows * window + 2 * margin * patch), Image.LANCZOS)
+        big = image.resize(
+            (cols * window + 2 * margin * patch, rows * window + 2 * margin * patch), Image.LANCZOS
+        )
         out = [np.asarray(image.resize((size, size), Image.LANCZOS))]
         for i in range(rows):
             for j in range(cols):
@@ -148,7 +150,9 @@ class Oracle:
         """x [T, D] of one head; the first half of D is turned."""
         rot = x.shape[-1] // 2
         half = rot // 2
-        freq = np.array([self.sizes["text"].get("rope_theta", 10000.0) ** (-2 * i / rot) for i in range(half)])
+        freq = np.array(
+            [self.sizes["text"].get("rope_theta", 10000.0) ** (-2 * i / rot) for i in range(half)]
+        )
         angle = positions[:, None] * freq[None]
         a, b = x[:, :half], x[:, half:rot]
         turned = [a * np.cos(angle) - b * np.sin(angle), a * np.sin(angle) + b * np.cos(angle), x[:, rot:]]
@@ -206,7 +210,9 @@ class Oracle:
         return self.linear("region.coord_encoder", self.fourier([value], self.w("region.coord_features")))
 
     def encode_size(self, width, height):
-        return self.linear("region.size_encoder", self.fourier([width, height], self.w("region.size_features")))
+        return self.linear(
+            "region.size_encoder", self.fourier([width, height], self.w("region.size_features"))
+        )
 
     def decode_coord(self, hidden):
         logits = self.mlp("region.coord_decoder", hidden)

@@ -1,21 +1,33 @@
 import pytest
+
 from kestrel.errors import LoadError
 from kestrel_moondream.config import MoondreamConfig
 
 
 def test_an_empty_config_dictionary_means_the_published_model():
     config = MoondreamConfig.from_mapping({"model_type": "moondream1", "config": {}})
-    assert (config.text.dim, config.text.ff_dim, config.text.n_layers, config.text.n_heads) == (2048, 8192, 24, 32)
+    assert (config.text.dim, config.text.ff_dim, config.text.n_layers, config.text.n_heads) == (
+        2048,
+        8192,
+        24,
+        32,
+    )
     assert (config.text.head_dim, config.text.rot_dim, config.text.max_context) == (64, 32, 2048)
     assert (config.vision.enc_dim, config.vision.enc_ff_dim, config.vision.enc_n_layers) == (1152, 4304, 27)
     assert (config.vision.grid, config.vision.num_positions) == (27, 729)
-    assert (config.region.coord_out_dim, config.region.size_bins, config.region.inner_dim) == (1024, 1024, 8192)
+    assert (config.region.coord_out_dim, config.region.size_bins, config.region.inner_dim) == (
+        1024,
+        1024,
+        8192,
+    )
     assert config.tokenizer.templates.query == ((1, 15381, 2), (3,))
 
 
 @pytest.mark.parametrize("wrap", [lambda c: c, lambda c: {"config": c}])
 def test_sections_are_read_at_the_top_or_under_config(wrap):
-    config = MoondreamConfig.from_mapping(wrap({"text": {"dim": 64, "n_heads": 4}, "vision": {"crop_size": 140}}))
+    config = MoondreamConfig.from_mapping(
+        wrap({"text": {"dim": 64, "n_heads": 4}, "vision": {"crop_size": 140}})
+    )
     assert config.text.dim == config.region.dim == config.vision.proj_out_dim == 64
     assert config.text.n_kv_heads == 4
     assert config.vision.grid == 10
@@ -43,6 +55,7 @@ def test_templates_and_ids_come_from_the_config():
         ({"text": {"dim": 64, "n_heads": 4}, "region": {"dim": 32}}, "region.dim"),
         ({"vision": {"crop_size": 379}}, "crop_size"),
         ({"text": {"n_layers": "many"}}, "whole number"),
+        ({"text": {"n_heads": 0}}, "n_heads"),
         ({"tokenizer": {"coord_id": 60000}}, "vocabulary"),
         ({"tokenizer": {"templates": {"query": {"prefix": ["one"], "suffix": []}}}}, "token ids"),
     ],

@@ -1,4 +1,5 @@
 import pytest
+
 from kestrel.spi import Automaton, Continue, Force, Static
 from kestrel.types import Token
 from kestrel_moondream.config import TokenizerConfig

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+
 from kestrel.config import Settings
 from kestrel.spi import Call, FloatsItem, ImageItem
 from kestrel.testing.bare import BareLoop
@@ -15,7 +16,9 @@ SIZES = [(64, 40), (300, 60), (20, 20), (57, 91)]  # several tilings, one withou
 def pictures():
     rng = np.random.default_rng(7)
     small = [rng.integers(0, 256, (max(2, h // 6), max(2, w // 6), 3), dtype=np.uint8) for w, h in SIZES]
-    return [np.kron(s, np.ones((6, 6, 1), dtype=np.uint8))[:h, :w] for s, (w, h) in zip(small, SIZES, strict=True)]
+    return [
+        np.kron(s, np.ones((6, 6, 1), dtype=np.uint8))[:h, :w] for s, (w, h) in zip(small, SIZES, strict=True)
+    ]
 
 
 def close(got: torch.Tensor, expected: np.ndarray, relative: float = 1e-4):
@@ -95,7 +98,10 @@ def test_spatial_references_are_encoded_from_exact_values(built, oracle):
     point = driver.prepare(FloatsItem(values=(0.123, 0.987), kind="point"), {})
     box = driver.prepare(FloatsItem(values=(0.1, 0.2, 0.5, 0.8), kind="box"), {})
     assert (point.num_positions, box.num_positions) == (2, 3)
-    close(driver.encode("point", [point]), np.concatenate([oracle.encode_coord(0.123), oracle.encode_coord(0.987)]))
+    close(
+        driver.encode("point", [point]),
+        np.concatenate([oracle.encode_coord(0.123), oracle.encode_coord(0.987)]),
+    )
     expected = [oracle.encode_coord(0.3), oracle.encode_coord(0.5), oracle.encode_size(0.4, 0.6)]
     close(driver.encode("box", [box, box]), np.concatenate(expected * 2))
 
@@ -125,7 +131,9 @@ def test_images_that_follow_text_are_ranges_of_their_own(built, pictures):
 
 def call(skill, driver, picture=None, spatial=(), reasoning=False, **values):
     media = [] if picture is None else [prepare(driver, picture)]
-    media += [driver.prepare(FloatsItem(values=s, kind="point" if len(s) == 2 else "box"), {}) for s in spatial]
+    media += [
+        driver.prepare(FloatsItem(values=s, kind="point" if len(s) == 2 else "box"), {}) for s in spatial
+    ]
     settings = Settings(max_objects=values.pop("max_objects", None))
     return Call(skill=skill, values=values, prepared=tuple(media), reasoning=reasoning, settings=settings)
 
@@ -178,7 +186,9 @@ def test_objects_equal_the_plain_loop(built, oracle, pictures, skill, thing):
 
 
 def test_some_loops_find_objects_and_some_end_by_themselves(built, pictures):
-    calls = [call("point", built.main, pictures[0], object=o, max_objects=4) for o in ("dog", "cat", "a", "b")]
+    calls = [
+        call("point", built.main, pictures[0], object=o, max_objects=4) for o in ("dog", "cat", "a", "b")
+    ]
     outs = [run(built, [c])[0] for c in calls]
     assert any(len(out) > 2 for out in outs)
 

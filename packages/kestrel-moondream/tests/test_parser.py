@@ -1,4 +1,5 @@
 import pytest
+
 from kestrel.spi import Found, GroundClose, GroundOpen, GroundPoint, Say
 from kestrel.types import Token
 from kestrel_moondream.config import RegionConfig, TokenizerConfig
@@ -42,7 +43,12 @@ def test_a_box_lies_around_its_centre_with_log_scaled_sides():
 
 def test_a_box_is_clamped_to_the_image():
     (found,) = pieces(BoxParser(IDS, COORDINATES), coord(0), coord(1023), size(1023, 1023))
-    assert found.value == {"x_min": 0.0, "y_min": pytest.approx(1023 / 1024 - 0.5), "x_max": 0.5, "y_max": 1.0}
+    assert found.value == {
+        "x_min": 0.0,
+        "y_min": pytest.approx(1023 / 1024 - 0.5),
+        "x_max": 0.5,
+        "y_max": 1.0,
+    }
 
 
 def test_a_box_without_its_size_is_dropped():
@@ -60,7 +66,17 @@ def test_only_one_opener_is_swallowed():
 
 
 def test_grounded_text_carries_its_points():
-    tokens = [Token(100), Token(7), Token(101), coord(0), coord(512), coord(256), coord(512), Token(9), Token(3)]
+    tokens = [
+        Token(100),
+        Token(7),
+        Token(101),
+        coord(0),
+        coord(512),
+        coord(256),
+        coord(512),
+        Token(9),
+        Token(3),
+    ]
     assert pieces(ReasoningParser(IDS, COORDINATES), *tokens) == [
         Say((100,), "reasoning"), GroundOpen(), Say((101,), "reasoning"), GroundPoint(0.0, 0.5),
         GroundPoint(0.25, 0.5), GroundClose(),
@@ -68,7 +84,18 @@ def test_grounded_text_carries_its_points():
 
 
 def test_a_lone_coordinate_and_one_outside_grounded_text_belong_to_nothing():
-    tokens = [coord(1), coord(2), Token(7), coord(3), Token(9), Token(7), Token(100), coord(4), coord(5), Token(9)]
+    tokens = [
+        coord(1),
+        coord(2),
+        Token(7),
+        coord(3),
+        Token(9),
+        Token(7),
+        Token(100),
+        coord(4),
+        coord(5),
+        Token(9),
+    ]
     assert pieces(ReasoningParser(IDS, COORDINATES), *tokens) == [
         GroundOpen(), GroundClose(), GroundOpen(), Say((100,), "reasoning"), GroundPoint(4 / 1024, 5 / 1024),
         GroundClose(),
@@ -84,4 +111,6 @@ def test_open_grounding_is_closed_by_whatever_ends_it(last):
 
 def test_reasoning_that_ran_out_of_budget_has_no_answer():
     parser = ReasoningParser(IDS, COORDINATES)
-    assert [p for p in pieces(parser, Token(100), Token(101)) if isinstance(p, Say) and p.channel == "text"] == []
+    assert [
+        p for p in pieces(parser, Token(100), Token(101)) if isinstance(p, Say) and p.channel == "text"
+    ] == []

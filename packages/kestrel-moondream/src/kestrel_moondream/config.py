@@ -146,17 +146,28 @@ class MoondreamConfig:
 
     def __post_init__(self) -> None:
         text, vision, region = self.text, self.vision, self.region
-        used = self.tokenizer.control_ids
-        _require(text.dim % text.n_heads == 0, f"text.dim {text.dim} is no multiple of n_heads {text.n_heads}")
-        _require(text.rot_dim % 2 == 0, f"text heads of {text.head_dim} cannot be half rotated; need a multiple of 4")
-        _require(text.n_heads % text.n_kv_heads == 0, f"{text.n_heads} heads over {text.n_kv_heads} key/value heads")
-        _require(vision.crop_size % vision.enc_patch_size == 0, "vision.crop_size is no multiple of enc_patch_size")
-        _require(vision.enc_dim % vision.enc_n_heads == 0, "vision.enc_dim is no multiple of enc_n_heads")
-        _require(2 * vision.overlap_margin < vision.grid, "vision.overlap_margin leaves nothing of a crop")
-        _require(vision.proj_out_dim == text.dim, f"vision.proj_out_dim {vision.proj_out_dim} is not text.dim {text.dim}")
-        _require(region.dim == text.dim, f"region.dim {region.dim} is not text.dim {text.dim}")
-        _require(region.size_out_dim % 2 == 0, "region.size_out_dim must hold as many widths as heights")
-        _require(max(used) < text.vocab_size, f"control id {max(used)} is outside the vocabulary of {text.vocab_size}")
+        highest = max(self.tokenizer.control_ids)
+        for holds, what in (
+            (text.dim % text.n_heads == 0, f"text.dim {text.dim} is no multiple of n_heads {text.n_heads}"),
+            (text.rot_dim % 2 == 0, f"half of a text head of {text.head_dim} cannot be rotated in pairs"),
+            (text.n_heads % text.n_kv_heads == 0, f"{text.n_heads} heads over {text.n_kv_heads} of keys"),
+            (
+                vision.crop_size % vision.enc_patch_size == 0,
+                "vision.crop_size is no multiple of enc_patch_size",
+            ),
+            (vision.enc_dim % vision.enc_n_heads == 0, "vision.enc_dim is no multiple of enc_n_heads"),
+            (2 * vision.overlap_margin < vision.grid, "vision.overlap_margin leaves nothing of a crop"),
+            (vision.in_channels == 3, f"vision.in_channels is {vision.in_channels}; images have 3"),
+            (vision.proj_out_dim == text.dim, f"vision.proj_out_dim {vision.proj_out_dim} is not text.dim"),
+            (region.dim == text.dim, f"region.dim {region.dim} is not text.dim {text.dim}"),
+            (
+                region.coord_feat_dim % 2 == 0 and region.size_feat_dim % 2 == 0,
+                "region features must be even",
+            ),
+            (region.size_out_dim % 2 == 0, "region.size_out_dim must hold as many widths as heights"),
+            (highest < text.vocab_size, f"id {highest} is outside the vocabulary of {text.vocab_size}"),
+        ):
+            _require(holds, what)
 
     @classmethod
     def from_card(cls, card: ModelCard) -> MoondreamConfig:
@@ -187,7 +198,11 @@ class MoondreamConfig:
 
 
 def _published(card: ModelCard) -> MoondreamConfig:
-    widths = [info.shape[-1] for name, info in card.tensors.items() if name.endswith(("text.wte", "embd.wte.weight"))]
+    widths = [
+        info.shape[-1]
+        for name, info in card.tensors.items()
+        if name.endswith(("text.wte", "embd.wte.weight"))
+    ]
     match widths:
         case [2048]:
             return MoondreamConfig()
@@ -210,9 +225,10 @@ def _section(kind: type[T], name: str, values: Mapping[str, Any]) -> T:
         log.warning("config.json: %s.%s is not a setting of Moondream; it is left out", name, key)
     taken = {key: value for key, value in values.items() if key in known and value is not None}
     for key, value in taken.items():
-        whole = isinstance(value, int) and not isinstance(value, bool) and value >= 0
         if key not in ("templates", "rope_theta"):
-            _require(whole, f"{name}.{key} is {value!r}, not a whole number")
+            least = 0 if kind is TokenizerConfig or key == "overlap_margin" else 1
+            is_count = isinstance(value, int) and not isinstance(value, bool) and value >= least
+            _require(is_count, f"{name}.{key} is {value!r}, not a whole number from {least}")
     return kind(**taken)
 
 
@@ -234,7 +250,9 @@ def _templates(given: Mapping[str, Any] | None) -> Templates:
 
 def _ids(values: Iterable[Any]) -> tuple[int, ...]:
     ids = tuple(values)
-    _require(all(isinstance(i, int) and i >= 0 for i in ids), f"a template holds {ids}, which are not token ids")
+    _require(
+        all(isinstance(i, int) and i >= 0 for i in ids), f"a template holds {ids}, which are not token ids"
+    )
     return ids
 
 

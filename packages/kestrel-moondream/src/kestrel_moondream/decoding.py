@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from kestrel.spi import Acceptor, Automaton, Continue, Decoding, Finish, Force, Static, TokenSet
 from kestrel.types import Token
 from kestrel_moondream.config import TokenizerConfig
@@ -20,7 +22,8 @@ class AnswerDecodings:
         self._no_answer_id = Static(allowed=TokenSet.of([ids.answer_id]).but(), first=1)
         self._reasoning = _reasoning_automaton(ids, at_once=False)
         self._no_reasoning = _reasoning_automaton(ids, at_once=True)
-        self._loops = {"point": _loop([ids.coord_id] * 2, ids), "detect": _loop([ids.coord_id] * 2 + [ids.size_id], ids)}
+        box = [ids.coord_id, ids.coord_id, ids.size_id]
+        self._loops = {"point": _loop(box[:2], ids), "detect": _loop(box, ids)}
 
     def text(self) -> Decoding:
         """An answer or caption: the answer id is suppressed from the second token on."""
@@ -34,7 +37,7 @@ class AnswerDecodings:
         """Reasoning, the answer opener, then the answer. At most ``max_reasoning_tokens`` ids are reasoning."""
         if max_reasoning_tokens == 0:
             return Decoding(rules=(self._no_reasoning,), stop_ids=self._stop, needs_aux=True)
-        acceptors = ()
+        acceptors: tuple[Callable[[], Acceptor], ...] = ()
         if max_reasoning_tokens is not None:
             closing = (self._ids.answer_id, *self._ids.answer_opener)
             acceptors = (lambda: _ReasoningBudget(max_reasoning_tokens, closing),)

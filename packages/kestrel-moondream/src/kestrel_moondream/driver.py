@@ -75,7 +75,9 @@ class MoondreamDriver(TokenDriver):
             return prepare_image(item, self.config.vision, settings)
         if isinstance(item, FloatsItem) and item.kind in (POINT, BOX):
             return prepare_spatial(item)
-        raise InvalidRequestError(f"Moondream takes images and spatial references; it was given {item.kind!r}")
+        raise InvalidRequestError(
+            f"Moondream takes images and spatial references; it was given {item.kind!r}"
+        )
 
     def layout(self, segments: Sequence[Segment]) -> Layout:
         """As the default, with every image a bidirectional range; BOS joins the range of an image right behind it."""

@@ -25,7 +25,9 @@ from kestrel_moondream.snapshot import STARMIE, refuse_legacy, wants_starmie
 __all__ = ["MoondreamFamily"]
 
 NANO_DIR = Path(__file__).resolve().parent / "nano"
-NANO_NOTE = "kestrel/nano is a small demonstration model: it knows synthetic scenes of shapes, words and bar charts."
+NANO_NOTE = (
+    "kestrel/nano is a small demonstration model: it knows synthetic scenes of shapes, words and bar charts."
+)
 
 
 class MoondreamFamily(ModelFamily):

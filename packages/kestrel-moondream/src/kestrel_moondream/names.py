@@ -35,7 +35,9 @@ _RENAMES = [
 ]
 _MOONDREAM = re.compile(r"(model\.)?text\.blocks\.0\.|text_model\.transformer\.h\.0\.")
 _VISION = re.compile(r"(model\.)?vision\.blocks\.0\.|vision_encoder\.")
-_MOONDREAM3 = re.compile(r"\.tau[._]|\.tau_wq|\.mlp\.(router|experts|output_experts)\.|\.moe_quant\.|\.h\.\d+\.gate\.")
+_MOONDREAM3 = re.compile(
+    r"\.tau[._]|\.tau_wq|\.mlp\.(router|experts|output_experts)\.|\.moe_quant\.|\.h\.\d+\.gate\."
+)
 PACKED = (".weight.packed", ".weight.scale", ".weight.zero_point")
 
 

@@ -62,7 +62,12 @@ class BoxParser(Parser):
             return ()
         (x, y), self._centre = self._centre[-2:], []
         width, height = self._coordinates.size(token)
-        sides = {"x_min": x - width / 2, "y_min": y - height / 2, "x_max": x + width / 2, "y_max": y + height / 2}
+        sides = {
+            "x_min": x - width / 2,
+            "y_min": y - height / 2,
+            "x_max": x + width / 2,
+            "y_max": y + height / 2,
+        }
         return (Found({name: min(1.0, max(0.0, side)) for name, side in sides.items()}),)
 
 

@@ -28,7 +28,12 @@ def prepare_image(item: ImageItem, vision: VisionConfig, settings: Mapping[str, 
         if settings.get(name) is not None:
             raise InvalidRequestError(f"Moondream cuts every image into crops of one size; leave {name} out")
     pixels = item.pixels
-    if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != vision.in_channels or not pixels.size:
+    if (
+        pixels.dtype != np.uint8
+        or pixels.ndim != 3
+        or pixels.shape[2] != vision.in_channels
+        or not pixels.size
+    ):
         raise InvalidMediaError(
             f"an image array is {pixels.dtype} {pixels.shape}; Moondream takes uint8 [height, width, 3], none of them 0"
         )
@@ -40,7 +45,12 @@ def prepare_image(item: ImageItem, vision: VisionConfig, settings: Mapping[str, 
         digest=_digest(IMAGE, repr(geometry).encode(), crops.pixels.tobytes()),
         num_positions=vision.num_positions,
         tensors={"crops": torch.from_numpy(crops.pixels)},
-        meta={"width": width, "height": height, "tiling": (crops.rows, crops.columns), "crops": len(crops.pixels)},
+        meta={
+            "width": width,
+            "height": height,
+            "tiling": (crops.rows, crops.columns),
+            "crops": len(crops.pixels),
+        },
         cost=len(crops.pixels),
     )
 

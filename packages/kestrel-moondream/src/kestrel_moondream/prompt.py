@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kestrel.errors import InvalidRequestError, closest
-from kestrel.spi import Call, Decoding, Parser, PromptFormat
-from kestrel.types import Media, Prepared, Segment, Text, Tokens
+from kestrel.spi import Call, Decoding, MediaPart, Parser, Part, PromptFormat, TextPart, TokensPart
+from kestrel.types import Media, Segment, Text, Tokens
 from kestrel_moondream.config import MoondreamConfig
+from kestrel_moondream.conversation import turns_of
 from kestrel_moondream.decoding import AnswerDecodings
 from kestrel_moondream.parser import BoxParser, Coordinates, PointParser, ReasoningParser
 
 __all__ = ["MoondreamPrompt", "skills_of"]
 
 TEXT_DEFAULTS = {"temperature": 0.2, "top_p": 0.9, "max_tokens": 768}
-REGION_DEFAULTS = {"temperature": 0.0, "top_p": 1.0, "max_tokens": 768, "max_objects": 50}
+MAX_OBJECTS = 50
+REGION_DEFAULTS = {"temperature": 0.0, "top_p": 1.0, "max_tokens": 768, "max_objects": MAX_OBJECTS}
 SPATIAL_KINDS = ("point", "box")
 REASONS = ("query", "chat")
 
@@ -49,11 +51,12 @@ class MoondreamPrompt(PromptFormat):
         self._templates = config.tokenizer.templates
         self._decodings = AnswerDecodings(config.tokenizer)
         self._coordinates = Coordinates(config.region)
+        self._vocab_size = config.text.vocab_size
 
     def segments(self, skill: str, call: Call) -> list[Segment]:
         self.require(skill)
         if skill == "generate":
-            return list(_raw_parts(call))
+            return [_raw(part, call) for part in call.values["parts"]]
         begin = Tokens((self._ids.bos_id,))
         if skill == "chat":
             return [begin, *self._chat(call)]
@@ -62,7 +65,7 @@ class MoondreamPrompt(PromptFormat):
 
     def decoding(self, skill: str, call: Call) -> Decoding:
         if skill in ("point", "detect"):
-            return self._decodings.objects(skill, call.settings.max_objects or REGION_DEFAULTS["max_objects"])
+            return self._decodings.objects(skill, call.settings.max_objects or MAX_OBJECTS)
         if skill == "generate":
             return self._decodings.raw()
         if call.reasoning and skill in REASONS:
@@ -86,13 +89,37 @@ class MoondreamPrompt(PromptFormat):
         roles = {role for role, _ in call.media}
         if "image" not in roles and (skill in ("caption", "point", "detect") or "spatial" in roles):
             what = "spatial_refs" if "spatial" in roles else skill
-            raise InvalidRequestError(f"{what} on a Moondream model needs an image, and none was given. Pass one.")
+            raise InvalidRequestError(
+                f"{what} on a Moondream model needs an image, and none was given. Pass one."
+            )
         if call.reasoning and skill not in REASONS:
             raise InvalidRequestError(f"{skill} does not reason on a Moondream model; leave reasoning out")
         if call.values.get("tools"):
             raise InvalidRequestError("Moondream calls no tools; leave tools out")
         if skill == "caption":
             self._caption(call)
+        if skill == "chat":
+            turns_of(call.values["messages"])
+        if skill == "generate":
+            self._check_ids(call.values["parts"])
+
+    def _check_ids(self, parts: Sequence[Part]) -> None:
+        for part in parts:
+            if isinstance(part, TokensPart) and not all(0 <= i < self._vocab_size for i in part.ids):
+                raise InvalidRequestError(
+                    f"token_ids holds {max(part.ids)}; this model's ids go from 0 to {self._vocab_size - 1}"
+                )
+
+    def _chat(self, call: Call) -> list[Segment]:
+        turns = turns_of(call.values["messages"])
+        segments: list[Segment] = []
+        for turn in turns:
+            prefix, opener = self._query(call.reasoning and turn is turns[-1])
+            segments += [Media(call.prepared[item]) for item in turn.images]
+            segments += [prefix, Text(turn.question), opener]
+            if turn.answer is not None:
+                segments.append(Text(turn.answer))
+        return segments
 
     def _ask(self, skill: str, call: Call) -> list[Segment]:
         if skill == "caption":
@@ -120,3 +147,13 @@ class MoondreamPrompt(PromptFormat):
         if length not in lengths:
             raise InvalidRequestError(f"caption length {length!r} is not offered. {closest(length, lengths)}")
         return lengths[length]
+
+
+def _raw(part: Part, call: Call) -> Segment:
+    match part:
+        case TextPart(text):
+            return Text(text)
+        case TokensPart(ids):
+            return Tokens(tuple(ids))
+        case MediaPart(item):
+            return Media(call.prepared[item])

@@ -28,7 +28,7 @@ def refuse_legacy(card: ModelCard, *, forced: bool) -> None:
     """LoadError when the snapshot belongs, as far as it shows, to the GPT-2 era; never when a tokenizer is forced."""
     if not forced and _is_gpt2(card) and not _is_starmie_era(card):
         raise LoadError(
-            f"{card.model_id} holds a GPT-2 tokenizer and nothing that says it was trained with Starmie, so it is taken "
+            f"{card.model_id} holds a GPT-2 tokenizer and nothing that tells of Starmie, so it is taken "
             f"for a Moondream 2 from before {STARMIE_SINCE}, which is not supported. Use 'vikhyatk/moondream2' at "
             f"revision {STARMIE_SINCE!r}, or give tokenizer_path if it is a newer one."
         )
@@ -58,4 +58,6 @@ def _is_starmie_era(card: ModelCard) -> bool:
         return card.revision >= STARMIE_SINCE
     if card.model_id == "vikhyatk/moondream2":
         return True
-    return any("starmie" in path.read_text(encoding="utf-8", errors="ignore") for path in card.directory.glob("*.py"))
+    return any(
+        "starmie" in path.read_text(encoding="utf-8", errors="ignore") for path in card.directory.glob("*.py")
+    )

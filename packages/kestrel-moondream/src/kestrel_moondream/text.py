@@ -23,7 +23,9 @@ STATE = "text"  # the one paged state of the model
 class SelfAttention(nn.Module):
     """Causal attention, but for bidirectional ranges; ``qkv`` holds queries, keys and values of all heads in order."""
 
-    def __init__(self, config: TextConfig, layer: int, ops: OpTableLike, dtype: torch.dtype, page_size: int) -> None:
+    def __init__(
+        self, config: TextConfig, layer: int, ops: OpTableLike, dtype: torch.dtype, page_size: int
+    ) -> None:
         super().__init__()
         self.heads = (config.n_heads, config.n_kv_heads, config.n_kv_heads)
         self.head_dim = config.head_dim
@@ -44,7 +46,9 @@ class SelfAttention(nn.Module):
 class Block(nn.Module):
     """x + attn(ln x) + mlp(ln x)."""
 
-    def __init__(self, config: TextConfig, layer: int, ops: OpTableLike, dtype: torch.dtype, page_size: int) -> None:
+    def __init__(
+        self, config: TextConfig, layer: int, ops: OpTableLike, dtype: torch.dtype, page_size: int
+    ) -> None:
         super().__init__()
         self.ln = LayerNorm(ops, config.dim, dtype=dtype)
         self.attn = SelfAttention(config, layer, ops, dtype, page_size)

@@ -39,6 +39,8 @@ TINY_CONFIG: dict[str, Any] = {
     },
 }  # fmt: skip
 SPREAD = 8.0  # of logits, so that the best two of them are rarely close
+CONTROL_LEAD = 8.0  # so that control ids appear in random outputs
+GAINS = {"lm_head": SPREAD, "decoder.fc2": SPREAD, "text.blocks.": 2.0, "proj_mlp.fc2": 2.0}
 
 
 def write_tiny(directory: Path, seed: int) -> None:
@@ -63,12 +65,17 @@ def _random(name: str, shape: torch.Size, generator: torch.Generator) -> torch.T
     values = torch.randn(shape, generator=generator, device="cpu")
     if "ln" in name.rsplit(".", 2)[-2]:
         return values * 0.1 + (1.0 if name.endswith(".weight") else 0.0)
+    if name == "text.lm_head.bias":
+        values[: len(CONTROL) // 2] += CONTROL_LEAD
+        return values
     if name.endswith(".bias"):
         return values * 0.1
-    if name == "text.wte" or name.endswith("_features"):
+    if name.endswith("_features"):
         return values
-    values /= shape[-1] ** 0.5
-    return values * SPREAD if name == "text.lm_head.weight" or "decoder.fc2" in name else values
+    if name == "text.wte":
+        return values * 0.3  # small beside what attention adds, so that outputs depend on the whole prompt
+    gain = next((gain for part, gain in GAINS.items() if part in name), 1.0)
+    return values * gain / shape[-1] ** 0.5
 
 
 def _tokenizer() -> Tokenizer:

@@ -76,7 +76,7 @@ class VisionEncoder(nn.Module):
         features_NSC = self.encode(crops)
         pairs, start = [], 0
         for rows, columns in tilings:
-            count = 1 if (rows, columns) == (1, 1) else 1 + rows * columns
+            count = 1 if rows * columns == 1 else 1 + rows * columns
             pairs.append(self._pair(features_NSC[start : start + count], rows, columns))
             start += count
         return self.proj_mlp(torch.stack(pairs))
@@ -98,7 +98,9 @@ class VisionEncoder(nn.Module):
     def _pair(self, features_NSC: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
         """[S, 2C]: the global crop's features beside those of the stitched and pooled local crops."""
         whole_SC = features_NSC[0]
-        if (rows, columns) == (1, 1):  # the local crop repeats the global one, and pooling G × G to G × G changes nothing
+        if (
+            rows * columns == 1
+        ):  # its local crop is the global one again; pooling G × G to G × G changes nothing
             return torch.cat([whole_SC, whole_SC], dim=-1)
         grid = self.config.grid
         local = features_NSC[1:].unflatten(1, (grid, grid)).unflatten(0, (rows, columns))
@@ -109,7 +111,9 @@ class VisionEncoder(nn.Module):
 
 def stitch(tiles: torch.Tensor, margin: int) -> torch.Tensor:
     """One map [height, width, C] of ``tiles`` [rows, columns, G, G, C]; edges between tiles lose ``margin`` patches."""
-    bands = [torch.cat([_kept(tile, j, len(row), margin, 1) for j, tile in enumerate(row)], 1) for row in tiles]
+    bands = [
+        torch.cat([_kept(tile, j, len(row), margin, 1) for j, tile in enumerate(row)], 1) for row in tiles
+    ]
     return torch.cat([_kept(band, i, len(bands), margin, 0) for i, band in enumerate(bands)], 0)
 
 

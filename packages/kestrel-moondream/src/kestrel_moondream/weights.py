@@ -1,4 +1,4 @@
-"""A checkpoint's tensors into ``MoondreamModel``: both layouts, Fourier features transposed, 4-bit linears as floats."""
+"""Fills ``MoondreamModel`` from a checkpoint of either layout; 4-bit linears become floats."""
 
 from __future__ import annotations
 
@@ -79,7 +79,9 @@ def _packed_linear(linear: str, tensors: Mapping[str, TensorInfo]) -> tuple[str,
     needed = [linear + part for part in (*PACKED, ".bias")]
     missing = [name for name in needed if name not in tensors]
     if missing:
-        raise LoadError(f"4-bit linear {linear!r} lacks {', '.join(missing)}; fetch the checkpoint again", missing=missing)
+        raise LoadError(
+            f"4-bit linear {linear!r} lacks {', '.join(missing)}; fetch the checkpoint again", missing=missing
+        )
     groups, width = tensors[linear + PACKED[0]].shape
     rows = tensors[linear + ".bias"].shape[0]
     if width != GROUP or (groups * 2 * GROUP) % rows:

@@ -166,7 +166,7 @@ class BareLoop:
         )
 
     def prefill(self, sequences: Sequence[BareSequence], chunk: int | None = None) -> torch.Tensor:
-        """Compute whole prompts together, in chunks of about ``chunk``; hidden states [B, C] of their last positions."""
+        """Compute all that is not, in chunks of about ``chunk``; hidden states [B, C] of the last positions."""
         last: dict[int, torch.Tensor] = {}
         while waiting := [s for s in sequences if s.computed < len(s)]:
             work = [(s, _chunk_end(s, chunk) - s.computed) for s in waiting]
@@ -261,7 +261,11 @@ class BareLoop:
                 case CrossTensors():
                     lens = self._int([tensors.k_LEKSD.shape[3]] * len(sequences))
                     views[name] = CrossView(
-                        k_LEKSD=tensors.k_LEKSD, v_LEKSD=tensors.v_LEKSD, entries_B=entries, lens_B=lens, **common
+                        k_LEKSD=tensors.k_LEKSD,
+                        v_LEKSD=tensors.v_LEKSD,
+                        entries_B=entries,
+                        lens_B=lens,
+                        **common,
                     )
         return views
 
@@ -343,4 +347,3 @@ def _position(layout: Layout, row: int, at: int) -> int:
     if at < len(layout):
         return layout.positions[row][at] if layout.positions else at
     return at + (layout.decode_offset[row] if layout.decode_offset else 0)
-
