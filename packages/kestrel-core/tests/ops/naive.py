@@ -64,12 +64,11 @@ def linear(x, weight, bias=None, epilogue=None, residual=None):
 def rope(x_THD, cos_TR, sin_TR):
     out = wide(x_THD).clone()
     half = cos_TR.shape[-1] // 2
-    for t in range(x_THD.shape[0]):
-        for i in range(half):
-            cos, sin = float(cos_TR[t, i]), float(sin_TR[t, i + half])
-            a, b = wide(x_THD)[t, :, i], wide(x_THD)[t, :, i + half]
-            out[t, :, i] = a * cos - b * sin
-            out[t, :, i + half] = a * sin + b * cos
+    for i in range(half):
+        cos, sin = wide(cos_TR)[:, i, None], wide(sin_TR)[:, i + half, None]
+        a, b = wide(x_THD)[:, :, i], wide(x_THD)[:, :, i + half]
+        out[:, :, i] = a * cos - b * sin
+        out[:, :, i + half] = a * sin + b * cos
     return out
 
 
@@ -134,10 +133,71 @@ def vision_attention(q_NSHD, k_NSHD, v_NSHD, scale):
     return torch.einsum("nhst,nthd->nshd", torch.softmax(scores, -1), wide(v_NSHD))
 
 
+def cross_attention(q_THD, view, layer, scale):
+    out = torch.zeros(q_THD.shape, dtype=torch.float64)
+    cu = view.cu_seqlens.tolist()
+    for b in range(len(cu) - 1):
+        entry, length = int(view.entries_B[b]), int(view.lens_B[b])
+        for t in range(cu[b], cu[b + 1]):
+            for h in range(q_THD.shape[1]):
+                kv = h // (q_THD.shape[1] // view.k_LEKSD.shape[2])
+                scores = view.k_LEKSD[layer, entry, kv, :length].double() @ q_THD[t, h].double() * scale
+                weights = torch.exp(scores - scores.max())
+                out[t, h] = (weights / weights.sum()) @ view.v_LEKSD[layer, entry, kv, :length].double()
+    return out
+
+
+def stores_after(view, row, count, pool, state):
+    """Copy ``state`` to every slot that asks for row ``row`` after ``count`` tokens."""
+    for b, n, slot in view.stores.tolist():
+        if (b, n) == (row, count):
+            pool[slot] = state.to(pool.dtype)
+
+
+def gated_delta(q_TKD, k_TKD, v_THE, gate_TH, beta_TH, view, layer, part="state"):
+    pool = view.parts[part][layer]
+    heads, per_key = v_THE.shape[1], v_THE.shape[1] // q_TKD.shape[1]
+    out = torch.zeros(v_THE.shape, dtype=torch.float64)
+    cu = view.cu_seqlens.tolist()
+    for b in range(len(cu) - 1):
+        slot = int(view.slots_B[b])
+        state = pool[slot].double()
+        for t in range(cu[b], cu[b + 1]):
+            for h in range(heads):
+                q, k = (x[t, h // per_key].double() for x in (q_TKD, k_TKD))
+                q = q / math.sqrt(float(q @ q) + 1e-6) / math.sqrt(q.shape[0])
+                k = k / math.sqrt(float(k @ k) + 1e-6)
+                old = math.exp(float(gate_TH[t, h])) * state[h]
+                delta = float(beta_TH[t, h]) * (v_THE[t, h].double() - old.T @ k)
+                state[h] = old + torch.outer(k, delta)
+                out[t, h] = state[h].T @ q
+            stores_after(view, b, t + 1 - cu[b], pool, state)
+        pool[slot] = state.to(pool.dtype)
+    return out
+
+
+def causal_conv(x_TC, weight_CW, bias_C, view, layer, part="conv", activation="silu"):
+    pool = view.parts[part][layer]
+    out = torch.zeros(x_TC.shape, dtype=torch.float64)
+    cu = view.cu_seqlens.tolist()
+    for b in range(len(cu) - 1):
+        slot = int(view.slots_B[b])
+        past = [column.double() for column in pool[slot].unbind(-1)]
+        for t in range(cu[b], cu[b + 1]):
+            past.append(x_TC[t].double())
+            y = sum(column * weight_CW[:, j].double() for j, column in enumerate(past))
+            y = y if bias_C is None else y + bias_C.double()
+            out[t] = silu(y) if activation == "silu" else y
+            past = past[1:]
+            stores_after(view, b, t + 1 - cu[b], pool, torch.stack(past, -1))
+        pool[slot] = torch.stack(past, -1).to(pool.dtype)
+    return out
+
+
 NAIVE = {
     f.__name__: f
     for f in (
-        add_norm, copy_page, layer_norm, linear, paged_attention, qk_norm_rope_kv_write, rms_norm, rope,
-        vision_attention, write_kv,
+        add_norm, causal_conv, copy_page, cross_attention, gated_delta, layer_norm, linear, paged_attention,
+        qk_norm_rope_kv_write, rms_norm, rope, vision_attention, write_kv,
     )
 }  # fmt: skip

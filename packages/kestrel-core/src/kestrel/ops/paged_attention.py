@@ -14,6 +14,7 @@ import torch.nn.functional as F
 
 from kestrel.ops.extents import QueryBlock, blocks_of
 from kestrel.ops.op import Case, Inputs, Op, Tolerance
+from kestrel.ops.padding import Padding, padding_of
 from kestrel.ops.pages import gather_rows, once_per_launch, rows_of_positions
 from kestrel.ops.random import normal
 from kestrel.ops.view_cases import VIEW_SHAPES, ViewShape, make_view
@@ -179,37 +180,32 @@ def _padded(
     q_THD: torch.Tensor, view: PagedView, layer: int, scale: float, softcap: float | None
 ) -> torch.Tensor:
     """Every sequence padded to the launch's ceilings, from device tensors alone, as a captured program needs."""
-    source_BQ, back_T, rows_BKJ, seen_BQJ = once_per_launch(view, layer, "padded", _stage_padded)
-    q_BHQD = q_THD[source_BQ].transpose(1, 2)
+    padding, rows_BKJ, seen_BQJ = once_per_launch(view, layer, "padded", _stage_padded)
+    q_BHQD = q_THD[padding.source_BQ].transpose(1, 2)
     k_BKJD, v_BKJD = (
         gather_rows(pool[layer], rows_BKJ, q_THD.dtype) for pool in (view.k_LPKSD, view.v_LPKSD)
     )
     out_BHQD = _attend(q_BHQD, k_BKJD, v_BKJD, seen_BQJ.unsqueeze(1), False, scale, softcap)
-    return out_BHQD.transpose(1, 2).flatten(0, 1).index_select(0, back_T)
+    return padding.unpad(out_BHQD.transpose(1, 2))
 
 
-def _stage_padded(view: PagedView) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Token of each padded query [B, Q], padded place of each token [T], pool rows [B, K, J], the seen [B, Q, J]."""
-    cu, device = view.cu_seqlens.to(torch.int64), view.cu_seqlens.device
-    num_rows, num_tokens, width = cu.shape[0] - 1, view.slots_T.shape[0], view.limits.max_query_len
-    token = torch.arange(num_tokens, device=device)
-    row_T = torch.searchsorted(cu[1:], token, right=True).clamp_(max=num_rows - 1)
-    back_T = row_T * width + (token - cu[row_T]).clamp_(0, width - 1)
-    place = torch.arange(width, device=device)
-    source_BQ = (cu[:-1].unsqueeze(1) + place).clamp_(max=num_tokens - 1)
+def _stage_padded(view: PagedView) -> tuple[Padding, torch.Tensor, torch.Tensor]:
+    """The padding, the pool rows [B, K, J] of every context, and what each padded query sees [B, Q, J]."""
+    width = view.limits.max_query_len
+    padding = padding_of(view.cu_seqlens, view.slots_T.shape[0], width)
     computed = view.computed_B.to(torch.int64).unsqueeze(1)
-    newest = computed + ((cu[1:] - cu[:-1]).unsqueeze(1) - 1).clamp_(min=0)
-    at_BQ = torch.minimum(computed + place, newest)
+    newest = computed + (padding.lens_B.unsqueeze(1) - 1).clamp_(min=0)
+    at_BQ = torch.minimum(computed + torch.arange(width, device=computed.device), newest)
     end_BQ = at_BQ + 1
     if view.bidirectional_end_T is not None:
-        end_BQ = torch.maximum(end_BQ, view.bidirectional_end_T[source_BQ])
-    key = torch.arange(view.limits.max_context_len, device=device)
+        end_BQ = torch.maximum(end_BQ, view.bidirectional_end_T[padding.source_BQ])
+    key = torch.arange(view.limits.max_context_len, device=computed.device)
     seen_BQJ = key < torch.minimum(end_BQ, newest + 1).unsqueeze(-1)
     if view.window is not None:
         seen_BQJ &= key > (at_BQ - view.window).unsqueeze(-1)
     held = torch.minimum(key.unsqueeze(0), newest)
     rows = rows_of_positions(view.page_table_BN, held, view.k_LPKSD.shape[2], view.page_size)
-    return source_BQ, back_T, rows, seen_BQJ
+    return padding, rows, seen_BQJ
 
 
 def _attend(

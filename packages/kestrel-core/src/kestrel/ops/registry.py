@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from kestrel.ops.causal_conv import CAUSAL_CONV
+from kestrel.ops.cross_attention import CROSS_ATTENTION
+from kestrel.ops.gated_delta import GATED_DELTA
 from kestrel.ops.linear import LINEAR
 from kestrel.ops.norms import ADD_NORM, LAYER_NORM, RMS_NORM
 from kestrel.ops.op import Op
@@ -21,7 +24,10 @@ OPS: Mapping[str, Op] = MappingProxyType(
         op.name: op
         for op in (
             ADD_NORM,
+            CAUSAL_CONV,
             COPY_PAGE,
+            CROSS_ATTENTION,
+            GATED_DELTA,
             LAYER_NORM,
             LINEAR,
             PAGED_ATTENTION,
