@@ -194,10 +194,21 @@ def causal_conv(x_TC, weight_CW, bias_C, view, layer, part="conv", activation="s
     return out
 
 
+def gated_delta_step(qkv_TC, z_THE, a_TH, b_TH, weights, key_heads, view, layer):
+    heads, dim = z_THE.shape[1:]
+    keys = (qkv_TC.shape[1] - heads * dim) // 2
+    mixed = causal_conv(qkv_TC, weights.conv_CW, None, view, layer)
+    q, k = (x.reshape(-1, key_heads, keys // key_heads) for x in (mixed[:, :keys], mixed[:, keys : 2 * keys]))
+    step = torch.log1p(torch.exp(wide(a_TH) + wide(weights.dt_bias_H)))
+    gate, beta = -torch.exp(wide(weights.a_log_H)) * step, 1 / (1 + torch.exp(-wide(b_TH)))
+    out = gated_delta(q, k, mixed[:, 2 * keys :].reshape(-1, heads, dim), gate, beta, view, layer)
+    return rms_norm(out, weights.norm_E, weights.eps) * silu(wide(z_THE))
+
+
 NAIVE = {
     f.__name__: f
     for f in (
-        add_norm, causal_conv, copy_page, cross_attention, gated_delta, layer_norm, linear, paged_attention,
-        qk_norm_rope_kv_write, rms_norm, rope, vision_attention, write_kv,
+        add_norm, causal_conv, copy_page, cross_attention, gated_delta, gated_delta_step, layer_norm, linear,
+        paged_attention,        qk_norm_rope_kv_write, rms_norm, rope, vision_attention, write_kv,
     )
 }  # fmt: skip

@@ -12,6 +12,7 @@ from kestrel.spi.batch import Limits, RowExtent
 
 CPU = torch.device("cpu")
 B, H, D, E = 2, 3, 8, 6
+PARTS = {"state": ((4, 8, 6), torch.float32)}
 
 
 def random_tokens(count, seed=0):
@@ -55,15 +56,15 @@ def test_tokens_without_gate_and_beta_leave_the_state_as_it_is():
 def test_delta_and_conv_continue_across_launches(sizes):
     """Outputs and final states of 9 tokens do not depend on how launches split them."""
     shape = RecurrentShape(lens=(9,))
-    parts = {"state": (4, 8, 6), "conv": (10, 3)}
+    parts = {"state": ((4, 8, 6), torch.float32), "conv": ((10, 3), torch.float32)}
     generator = torch.Generator().manual_seed(5)
     q, k = (torch.randn(9, 2, 8, generator=generator) for _ in range(2))
     v, x = torch.randn(9, 4, 6, generator=generator), torch.randn(9, 10, generator=generator)
     gate, beta = -torch.rand(9, 4, generator=generator), torch.rand(9, 4, generator=generator)
     weight = torch.randn(10, 4, generator=generator)
-    whole = make_recurrent_view(shape, parts, 1, CPU, torch.float32)
+    whole = make_recurrent_view(shape, parts, 1, CPU)
     want = gated_delta(q, k, v, gate, beta, whole, 1), causal_conv(x, weight, None, whole, 1)
-    view = make_recurrent_view(shape, parts, 1, CPU, torch.float32)
+    view = make_recurrent_view(shape, parts, 1, CPU)
     outs, convs, done = [], [], 0
     for size in sizes:
         now = slice(done, done + size)
@@ -88,11 +89,9 @@ def test_a_checkpoint_equals_the_state_of_a_shorter_run():
     q, k = (torch.randn(70, 2, 8, generator=generator) for _ in range(2))
     v = torch.randn(70, 4, 6, generator=generator)
     gate, beta = -torch.rand(70, 4, generator=generator), torch.rand(70, 4, generator=generator)
-    long = make_recurrent_view(
-        RecurrentShape(lens=(70,), stores=((0, 66),)), {"state": (4, 8, 6)}, 1, CPU, torch.float32
-    )
+    long = make_recurrent_view(RecurrentShape(lens=(70,), stores=((0, 66),)), PARTS, 1, CPU)
     live, stored = int(long.slots_B[0]), int(long.stores[0, 2])
-    short = make_recurrent_view(RecurrentShape(lens=(66,)), {"state": (4, 8, 6)}, 1, CPU, torch.float32)
+    short = make_recurrent_view(RecurrentShape(lens=(66,)), PARTS, 1, CPU)
     short.parts["state"][1, int(short.slots_B[0])] = long.parts["state"][1, live]
     gated_delta(q, k, v, gate, beta, long, 1)
     gated_delta(q[:66], k[:66], v[:66], gate[:66], beta[:66], short, 1)

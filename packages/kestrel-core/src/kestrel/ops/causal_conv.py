@@ -121,7 +121,7 @@ def _make(
     dtype: torch.dtype,
 ) -> Inputs:
     channels = 2 * shape.key_heads * shape.key_dim + shape.heads * shape.value_dim
-    view = make_recurrent_view(shape, {"conv": (channels, taps - 1)}, seed, device, dtype)
+    view = make_recurrent_view(shape, {"conv": ((channels, taps - 1), dtype)}, seed, device)
     x = normal(seed + 1, (shape.tokens, channels), device, dtype)
     weight = normal(seed + 2, (channels, taps), device, dtype)
     bias = None if activation else normal(seed + 3, (channels,), device, dtype)

@@ -205,7 +205,7 @@ def _state_within(
 
 def _make(shape: RecurrentShape, seed: int, device: torch.device, dtype: torch.dtype) -> Inputs:
     state = (shape.heads, shape.key_dim, shape.value_dim)
-    view = make_recurrent_view(shape, {"state": state}, seed, device, torch.float32)
+    view = make_recurrent_view(shape, {"state": (state, torch.float32)}, seed, device)
     tokens = shape.tokens
     q, k = (normal(seed + i, (tokens, shape.key_heads, shape.key_dim), device, dtype) for i in (1, 2))
     v = normal(seed + 3, (tokens, shape.heads, shape.value_dim), device, dtype)

@@ -57,18 +57,17 @@ class RecurrentShape:
 
 def make_recurrent_view(
     shape: RecurrentShape,
-    parts: Mapping[str, tuple[int, ...]],
+    parts: Mapping[str, tuple[tuple[int, ...], torch.dtype]],
     seed: int,
     device: torch.device,
-    dtype: torch.dtype,
 ) -> RecurrentView:
-    """A view of ``shape`` over pools of ``parts`` (name to shape per slot): live slots hold random states, the
-    others NaN."""
+    """A view of ``shape`` over pools of ``parts`` (name to shape per slot and dtype): live slots hold random states,
+    the others NaN."""
     batch, count = len(shape.lens), len(shape.stores)
     order = torch.randperm(batch + count + 1, generator=torch.Generator().manual_seed(seed), device="cpu") + 1
     live, destinations = order[:batch], order[batch : batch + count]
     pools = {}
-    for i, (name, size) in enumerate(parts.items()):
+    for i, (name, (size, dtype)) in enumerate(parts.items()):
         pool = normal(
             seed + 20 + i, (shape.layers, batch + count + 2, *size), torch.device("cpu"), dtype, scale=0.5
         )

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from kestrel.ops.causal_conv import CAUSAL_CONV
 from kestrel.ops.cross_attention import CROSS_ATTENTION
 from kestrel.ops.gated_delta import GATED_DELTA
+from kestrel.ops.gated_delta_step import GATED_DELTA_STEP
 from kestrel.ops.linear import LINEAR
 from kestrel.ops.norms import ADD_NORM, LAYER_NORM, RMS_NORM
 from kestrel.ops.op import Op
@@ -28,6 +29,7 @@ OPS: Mapping[str, Op] = MappingProxyType(
             COPY_PAGE,
             CROSS_ATTENTION,
             GATED_DELTA,
+            GATED_DELTA_STEP,
             LAYER_NORM,
             LINEAR,
             PAGED_ATTENTION,
