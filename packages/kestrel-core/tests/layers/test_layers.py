@@ -12,6 +12,7 @@ from kestrel.layers import (
     RMSNorm,
     Rope,
     merge_media,
+    pack_weights,
     packed_parts,
 )
 from kestrel.ops import resolve_ops
@@ -92,6 +93,44 @@ def test_a_provider_is_chosen_per_number_of_rows():
     assert torch.equal(layer(torch.randn(1, 6)), torch.full((1, 4), 7.0))
     x = torch.randn(2, 6)
     assert torch.allclose(layer(x), F.linear(x, layer.weight, layer.bias))
+
+
+class Transposing(KernelBackend):
+    """Serves one-row products (or all) from a transposed weight."""
+
+    name = "transposing"
+
+    def __init__(self, all_rows):
+        self._all_rows = all_rows
+
+    def probe(self, device):
+        return Available()
+
+    def impls(self):
+        def supports(query):
+            return Yes() if self._all_rows or query.get("rows") == 1 else No("more than one row")
+
+        def fn(x, weight, bias, epilogue, residual):
+            return x @ weight + bias
+
+        return {"linear": Impl(supports=supports, fn=fn, pack=lambda weight: weight.T.contiguous())}
+
+
+@pytest.mark.parametrize("all_rows", [True, False])
+def test_weights_are_laid_out_for_their_providers(all_rows):
+    layer = filled(Linear(resolve_ops(backends=[Transposing(all_rows)]), 6, 4))
+    weight = layer.weight.clone()
+    pack_weights(torch.nn.ModuleList([layer]))
+    assert tuple(layer.weight.shape) == ((6, 4) if all_rows else (4, 6))
+    for x in (torch.randn(1, 6), torch.randn(3, 6)):
+        assert torch.allclose(layer(x), F.linear(x, weight, layer.bias), atol=1e-6)
+
+
+def test_packing_for_the_reference_keeps_the_weight_where_it_is():
+    layer = filled(Linear(OPS, 6, 4))
+    where = layer.weight.data_ptr()
+    pack_weights(layer)
+    assert layer.weight.data_ptr() == where
 
 
 def test_packed_splits_its_output_and_says_where_parts_go():

@@ -1,25 +1,32 @@
 """Modules that model files are written with: weights under checkpoint-like names, maths through ops."""
 
-from kestrel.layers.attention import PagedAttention, VisionAttention
+from kestrel.layers.attention import CrossAttention, PagedAttention, VisionAttention
 from kestrel.layers.embedding import Embedding, embed, merge_media
-from kestrel.layers.linear import Linear, Packed, packed_parts
+from kestrel.layers.gated_delta import GatedDelta
+from kestrel.layers.linear import Linear, Packed, PackedPart, pack_weights, packed_parts
 from kestrel.layers.mlp import MLP
 from kestrel.layers.norms import AddNorm, LayerNorm, RMSNorm
 from kestrel.layers.rope import Angles, Rope
+from kestrel.ops.gated_delta_step import MixerWeights
 
 __all__ = [
     "MLP",
     "AddNorm",
     "Angles",
+    "CrossAttention",
     "Embedding",
+    "GatedDelta",
     "LayerNorm",
     "Linear",
+    "MixerWeights",
     "Packed",
+    "PackedPart",
     "PagedAttention",
     "RMSNorm",
     "Rope",
     "VisionAttention",
     "embed",
     "merge_media",
+    "pack_weights",
     "packed_parts",
 ]

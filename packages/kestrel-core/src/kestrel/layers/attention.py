@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import torch
 from torch import nn
 
 from kestrel.layers.norms import NormKind
 from kestrel.layers.rope import Angles
+from kestrel.ops.cross_attention import write_cross
 from kestrel.ops.op import dtype_name
 from kestrel.spi.backend import OpQuery
-from kestrel.spi.batch import Batch
+from kestrel.spi.batch import Batch, CrossView
 from kestrel.spi.family import OpTableLike
 
-__all__ = ["PagedAttention", "VisionAttention"]
+__all__ = ["CrossAttention", "PagedAttention", "VisionAttention"]
 
 
 class PagedAttention(nn.Module):
@@ -85,6 +88,53 @@ class PagedAttention(nn.Module):
         attend = self._decode if view.limits.is_decode else self._prefill
         out: torch.Tensor = attend(q_THD, view, self.layer, self.scale, self.softcap)
         return out
+
+
+class CrossAttention(nn.Module):
+    """Attention to the encoded media item of each sequence, in cross state ``state``. Holds no weights.
+
+    ``layer`` counts within the state, ``max_len`` is the state's.
+    """
+
+    def __init__(
+        self,
+        ops: OpTableLike,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        state: str,
+        layer: int,
+        max_len: int,
+        scale: float | None = None,
+        *,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.state, self.layer = state, layer
+        self.scale = head_dim**-0.5 if scale is None else scale
+        name = dtype_name(dtype or torch.get_default_dtype())
+        shape = {
+            "heads": heads,
+            "kv_heads": kv_heads,
+            "head_dim": head_dim,
+            "max_len": max_len,
+            "dtype": name,
+        }
+        self._decode = ops.resolve(OpQuery.of("cross_attention", mode="decode", **shape))
+        self._prefill = ops.resolve(OpQuery.of("cross_attention", mode="prefill", **shape))
+
+    def forward(self, q_THD: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """Outputs [T, H, D]."""
+        view = batch.cross(self.state)
+        attend = self._decode if view.limits.is_decode else self._prefill
+        out: torch.Tensor = attend(q_THD, view, self.layer, self.scale)
+        return out
+
+    def write(
+        self, k_NKD: torch.Tensor, v_NKD: torch.Tensor, lengths: Sequence[int], views: Mapping[str, CrossView]
+    ) -> None:
+        """Store projected encoder rows in new entries: the next ``lengths[b]`` rows are item b's (``write_cross``)."""
+        write_cross(k_NKD, v_NKD, lengths, views[self.state], self.layer)
 
 
 class VisionAttention(nn.Module):

@@ -16,7 +16,7 @@ from kestrel.ops.op import dtype_name
 from kestrel.spi.backend import OpCall, OpQuery
 from kestrel.spi.family import OpTableLike
 
-__all__ = ["Linear", "Packed", "PackedPart", "packed_parts"]
+__all__ = ["Linear", "Packed", "PackedPart", "pack_weights", "packed_parts"]
 
 
 class Linear(nn.Module):
@@ -41,23 +41,36 @@ class Linear(nn.Module):
         self.bias = (
             nn.Parameter(torch.empty(out_features, dtype=dtype), requires_grad=False) if bias else None
         )
-        name = dtype_name(dtype or torch.get_default_dtype())
-        self._calls: dict[int, OpCall] = {
-            rows: ops.resolve(
-                OpQuery.of("linear", k=in_features, n=out_features, epilogue=epilogue, dtype=name, rows=rows)
-            )
-            for rows in (*ROW_BUCKETS, 0)
-        }
+        facts = {"k": in_features, "n": out_features, "epilogue": epilogue}
+        facts["dtype"] = dtype_name(dtype or torch.get_default_dtype())
+        self._ops = ops
+        self._queries = {rows: OpQuery.of("linear", rows=rows, **facts) for rows in (*ROW_BUCKETS, 0)}
+        self._calls: dict[int, OpCall] = {rows: ops.resolve(query) for rows, query in self._queries.items()}
         calls = list(self._calls.values())
         self._only: OpCall | None = calls[0] if all(call is calls[0] for call in calls) else None
+        self._packed: dict[int, torch.Tensor] = {}
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         """The product [..., N] (N / 2 when gated). ``residual`` [..., N] goes with the epilogue "residual"."""
         call = self._only
+        weight: torch.Tensor = self.weight
         if call is None:
-            call = self._calls[row_bucket(x.numel() // self.in_features)]
-        out: torch.Tensor = call(x, self.weight, self.bias, self.epilogue, residual)
+            rows = row_bucket(x.numel() // self.in_features)
+            call, weight = self._calls[rows], self._packed.get(rows, weight)
+        out: torch.Tensor = call(x, weight, self.bias, self.epilogue, residual)
         return out
+
+    def pack(self) -> None:
+        """Lay the weight out as its providers want it; ``pack_weights`` calls this once, after loading.
+
+        With one provider for all row buckets its layout replaces the weight; else each that wants another layout
+        keeps a copy.
+        """
+        packed = {rows: self._ops.pack(query, self.weight) for rows, query in self._queries.items()}
+        if self._only is not None:
+            self.weight = nn.Parameter(packed[0], requires_grad=False)
+        else:
+            self._packed = {rows: weight for rows, weight in packed.items() if weight is not self.weight}
 
     def extra_repr(self) -> str:
         """What ``print(module)`` shows."""
@@ -101,6 +114,13 @@ class Packed(Linear):
     def split(self, y: torch.Tensor) -> Sequence[torch.Tensor]:
         """Views of an output [..., N], one per part."""
         return y.split_with_sizes(self._sizes, dim=-1)
+
+
+def pack_weights(module: nn.Module) -> None:
+    """Lay out every ``Linear`` inside ``module`` for its providers. Once, when the weights are loaded."""
+    for child in module.modules():
+        if isinstance(child, Linear):
+            child.pack()
 
 
 def packed_parts(module: nn.Module) -> dict[str, PackedPart]:
