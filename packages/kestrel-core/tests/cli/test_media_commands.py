@@ -166,14 +166,14 @@ def test_caption_passes_its_length(run: Any, engine: Any, picture: Picture) -> N
 def test_point_and_detect_print_numbers_one_object_a_line(run: Any, engine: Any, picture: Picture) -> None:
     assert run("point", picture(), "circle").lines == ["0.2500 0.5000", "0.7500 0.1250"]
     assert run("detect", picture(), "circle").lines == ["0.2500 0.2500 0.5000 0.7500"]
-    assert run("segment", picture(), "circle").lines == ["M 0 0 L 1 1 Z"]
+    assert run("segment", picture(), "circle").lines == ["0.0000 0.0000 0.5000 1.0000 M 0 0 L 1 1 Z"]
 
 
 def test_finding_nothing_is_said_on_stderr(run: Any, engine: Any, picture: Picture) -> None:
     engine.answers = lambda skill, inputs: {"points": []}
     ran = run("point", picture(), "unicorn")
     assert (ran.code, ran.out) == (0, "")
-    assert "no unicorn found" in ran.err
+    assert "nothing found" in ran.err
 
 
 def test_spatial_references_are_numbers(run: Any, engine: Any, picture: Picture) -> None:
@@ -250,3 +250,9 @@ def test_ctrl_c_exits_with_130(run: Any, engine: Any, picture: Picture) -> None:
 
     engine.answers = answers
     assert run("caption", picture()).code == 130
+
+
+def test_several_objects_come_with_labels(run: Any, engine: Any, picture: Picture) -> None:
+    engine.answers = lambda skill, inputs: {"points": [{"x": 0.5, "y": 0.5, "label": "blue square"}]}
+    assert run("point", picture(), "circle", "--also", "blue square").lines == ["0.5000 0.5000 blue square"]
+    assert engine.calls[0][1]["object"] == ["circle", "blue square"]

@@ -115,9 +115,8 @@ def test_show_never_downloads_and_pull_does(run: Any, surveyed: list[Any]) -> No
     ]
 
 
-def test_a_local_directory_is_a_model_path(run: Any, surveyed: list[Any], tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{}")
-    run("show", tmp_path)
+def test_a_model_path_is_shown_like_a_name(run: Any, surveyed: list[Any], tmp_path: Path) -> None:
+    assert run("show", "--model-path", tmp_path).code == 0
     assert surveyed[0].model_path == str(tmp_path)
 
 

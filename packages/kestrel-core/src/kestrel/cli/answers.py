@@ -178,7 +178,7 @@ class _Show:
             for line in lines:
                 output.print_text(prefix + line)
             if not lines:
-                output.note(f"{answer.name}: no {self.ask.inputs.get('object', 'such object')} found")
+                output.note(f"{answer.name}: nothing found")
 
     def exit(self) -> None:
         """Leave with an exit code when anything failed."""

@@ -111,13 +111,12 @@ def settings_given(options: SettingOptions, **more: Any) -> dict[str, Any]:
 
 
 def with_name(options: ModelOptions, name: str | None) -> ModelOptions:
-    """The options with the model that the command's argument names: a local path, or a name as ``--model`` takes."""
+    """The options with the model that the command's argument names, as ``--model`` would."""
     if name is None:
         return options
     if options.model or options.model_path:
         raise InvalidRequestError(f"the model is named twice, {name!r} and by an option; name it once")
-    is_local = name.endswith(".safetensors") or (Path(name) / "config.json").is_file()
-    return replace(options, model_path=name) if is_local else replace(options, model=name)
+    return replace(options, model=name)
 
 
 def runtime_config(options: ModelOptions, *, offline: bool = False) -> RuntimeConfig:

@@ -34,6 +34,9 @@ Refs = Annotated[
     list[str] | None,
     typer.Option("--ref", metavar="X,Y[,X,Y]", help="A point or box to refer to, 0 to 1; repeatable."),
 ]
+Also = Annotated[
+    list[str] | None, typer.Option(metavar="OBJECT", help="Another object; results get labels. Repeatable.")
+]
 MaxObjects = Annotated[int | None, typer.Option(help="Stop after this many.")]
 Target = Annotated[
     str | None,
@@ -97,6 +100,7 @@ def point(
     *,
     files: Files,
     object: Object,
+    also: Also = None,
     ref: Refs = None,
     max_objects: MaxObjects = None,
     target: Target = None,
@@ -108,13 +112,14 @@ def point(
 
     Prints one line "x y" per point: 0 to 1, from the upper left.
     """
-    return _find("point", files, object, ref, max_objects, target, model, settings, shown)
+    return _find("point", files, [object, *(also or ())], ref, max_objects, target, model, settings, shown)
 
 
 def detect(
     *,
     files: Files,
     object: Object,
+    also: Also = None,
     max_objects: MaxObjects = None,
     target: Target = None,
     model: ModelOptions,
@@ -125,13 +130,14 @@ def detect(
 
     Prints one line "x_min y_min x_max y_max" per box: 0 to 1, from the upper left.
     """
-    return _find("detect", files, object, None, max_objects, target, model, settings, shown)
+    return _find("detect", files, [object, *(also or ())], None, max_objects, target, model, settings, shown)
 
 
 def segment(
     *,
     files: Files,
     object: Object,
+    also: Also = None,
     ref: Refs = None,
     target: Target = None,
     model: ModelOptions,
@@ -140,15 +146,15 @@ def segment(
 ) -> Coroutine[Any, Any, None]:
     """Outline an object in each picture.
 
-    Prints one SVG path per outline.
+    Prints one line "x_min y_min x_max y_max path" per outline: its box, and an SVG path, 0 to 1 of the box.
     """
-    return _find("segment", files, object, ref, None, target, model, settings, shown)
+    return _find("segment", files, [object, *(also or ())], ref, None, target, model, settings, shown)
 
 
 def _find(
     skill: str,
     files: list[str],
-    object: str,
+    objects: list[str],
     ref: list[str] | None,
     max_objects: int | None,
     target: str | None,
@@ -160,9 +166,9 @@ def _find(
     from kestrel.cli.drawing import Drawing
     from kestrel.cli.inputs import runtime_config, settings_given, spatial_refs
 
-    inputs = _given(object=object, spatial_refs=spatial_refs(ref))
+    inputs = _given(object=objects if len(objects) > 1 else objects[0], spatial_refs=spatial_refs(ref))
     given = settings_given(settings, max_objects=max_objects)
-    pictures = _pictures(files, object)
+    pictures = _pictures(files, objects[0])
     drawing = Drawing.plan(target, pictures, runtime_config(model))
     return answer(
         Ask(skill=skill, inputs=inputs, settings=given, pictures=pictures, drawing=drawing), model, shown

@@ -28,6 +28,8 @@ __all__ = [
 ]
 
 COORDINATE_DIGITS = 4
+POINT = ("x", "y")
+BOX = ("x_min", "y_min", "x_max", "y_max")
 
 
 def is_terminal(stream: Any) -> bool:
@@ -104,11 +106,11 @@ def answer_lines(output: Mapping[str, Any]) -> list[str]:
     for key in ("answer", "caption", "text"):
         if key in output:
             return [str(output[key])]
-    for key, keys in (("points", ("x", "y")), ("objects", ("x_min", "y_min", "x_max", "y_max"))):
+    for key, keys in (("points", POINT), ("objects", BOX)):
         if key in output:
             return [_numbers(found, keys) for found in output[key]]
     if "segments" in output:
-        return [str(found["svg_path"]) for found in output["segments"]]
+        return [f"{_numbers(found['bbox'], BOX)} {found['svg_path']}" for found in output["segments"]]
     return [as_json(output)]
 
 

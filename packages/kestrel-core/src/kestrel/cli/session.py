@@ -37,8 +37,9 @@ _BYTES_FROM = 10_000  # totals above this are bytes; steps and layers are fewer
 def load_plugins() -> PluginHost:
     """The installed plugins, with what is built in. Tests replace this."""
     from kestrel.plugins import PluginHost
+    from kestrel.skills import builtin_skills
 
-    return PluginHost.load(Environment.read())
+    return PluginHost.load(Environment.read(), skills=builtin_skills())
 
 
 async def create_engine(config: RuntimeConfig, progress: Report, plugins: PluginHost) -> InferenceEngine:
