@@ -45,8 +45,9 @@ def _message(name: str, value: Any, media: list[Role]) -> Message:
     for key in fields:
         if key not in KEYS:
             raise InvalidRequestError(f"{name} has an unknown key {key!r}. {closest(str(key), KEYS)}")
-    role = ALIASES.get(fields.get("role"), fields.get("role"))  # type: ignore[arg-type]
-    if role not in ROLES:
+    role = fields.get("role")
+    role = ALIASES.get(role, role) if isinstance(role, str) else role
+    if not isinstance(role, str) or role not in ROLES:
         raise InvalidRequestError(f"{name} has role {role!r}. {closest(str(role), ROLES)}")
     for key, owner in (("tool_calls", "assistant"), ("tool_call_id", "tool")):
         if key in fields and role != owner:

@@ -32,7 +32,7 @@ def part_type(name: str, value: Any, types: Mapping[str, tuple[str, ...]]) -> tu
     if not isinstance(value, Mapping):
         raise InvalidRequestError(f"{name} is a {type(value).__name__}; give a mapping with 'type'")
     kind = value.get("type")
-    if kind not in types:
+    if not isinstance(kind, str) or kind not in types:
         raise InvalidRequestError(f"{name} has type {kind!r}. {closest(str(kind), types)}")
     keys = types[kind]
     for key in value:

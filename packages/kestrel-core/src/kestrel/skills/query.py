@@ -1,4 +1,4 @@
-"""query: answer a question about images, a video, or nothing but itself. ``{"answer"}``, with ``"reasoning"`` when on."""
+"""query: answer a question about images, a video or neither. ``{"answer"}``, and ``"reasoning"`` when it is on."""
 
 from __future__ import annotations
 
