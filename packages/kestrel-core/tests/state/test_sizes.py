@@ -105,5 +105,5 @@ def test_what_can_never_fit_says_so_with_numbers(new_cache):
 
 
 def test_an_unknown_dtype_lists_the_choices():
-    with pytest.raises(ValueError, match="float31.*choices: auto, float32"):
+    with pytest.raises(ValueError, match=r"float31.*choices: auto, float32"):
         plan((PagedKV(name="kv", layers=1, kv_heads=1, head_dim=1, dtype="float31"),), 10**6)

@@ -113,8 +113,8 @@ class StateCache:
             pages_total=pages.total,
             pages_free=len(pages.free),
             pages_live=pages.live,
-            pages_cached=len(pages.idle),
-            checkpoints=0 if pools.slots is None else len(pools.slots.places.idle),
+            pages_cached=pages.num_idle,
+            checkpoints=0 if pools.slots is None else pools.slots.places.num_idle,
             leases=len(pools.leases),
             nodes=0 if tree is None else tree.num_nodes,
         )

@@ -36,7 +36,7 @@ def check_pools(pools: Pools) -> None:
         held_slots = [slot for held in leases for slot in (held.slot, *held.pending)]
         _check_places("state slots", slots.places, held_slots, (node.checkpoint for node in nodes))
         _equal("live slots", slots.num_live, sum(1 for held in leases if held.slot))
-        stored = slots.num_pending + len(slots.places.idle)
+        stored = slots.num_pending + slots.places.num_idle
         assert stored <= slots.max_checkpoints, f"{stored} checkpoints, the budget is {slots.max_checkpoints}"
     if pools.cross is not None:
         entries = pools.cross.entries()
@@ -54,9 +54,10 @@ def _check_places(what: str, places: Places, live: Iterable[int], cached: Iterab
         _equal(f"{what}: leases on {place}", places.lease_refs[place], by_leases[place])
         _equal(f"{what}: nodes on {place}", places.cache_refs[place], by_cache[place])
     idle = by_cache.keys() - by_leases.keys()
-    _equal(f"{what}: idle", set(places.idle), idle)
+    _equal(f"{what}: idle", sorted(places.idle()), sorted(idle))
+    _equal(f"{what}: number idle", places.num_idle, len(idle))
     free = set(range(1, places.total + 1)) - by_cache.keys() - by_leases.keys()
-    _equal(f"{what}: free", set(places.free), free)
+    _equal(f"{what}: free", sorted(places.free), sorted(free))
     _equal(f"{what}: free + live + cached", len(places.free) + len(by_leases) + len(idle), places.total)
 
 

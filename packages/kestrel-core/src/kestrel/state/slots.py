@@ -51,6 +51,6 @@ class StateSlots:
         return True
 
     def _make_room(self, tree: PrefixTree) -> bool:
-        if self.num_pending + len(self.places.idle) < self.max_checkpoints:
+        if self.num_pending + self.places.num_idle < self.max_checkpoints:
             return True
         return tree.free_checkpoint()
