@@ -197,16 +197,16 @@ def test_two_families_cannot_offer_one_model_name():
     assert [entry.name for entry in host.catalog()] == ["x/y"]
 
 
-def test_plugin_cannot_take_a_built_in_scheme():
+@pytest.mark.parametrize("name", ["hf", "file"])
+def test_plugin_cannot_take_a_built_in_scheme(name):
     class Mine(Source):
-        scheme = "hf"
+        scheme = name
 
         def locate(self, reference, *, revision, offline, progress=None):
             raise NotImplementedError
 
-    built_in = Mine()
-    host = PluginHost.from_modules({"a": plugin(kestrel_model_sources=lambda: [Mine()])}, sources=[built_in])
-    assert host.sources["hf"] is built_in
+    host = PluginHost.from_modules({"a": plugin(kestrel_model_sources=lambda: [Mine()])})
+    assert not host.sources
     assert "kestrel-core" in str(host.failed["a"])
 
 

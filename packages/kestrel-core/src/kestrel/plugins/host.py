@@ -16,6 +16,9 @@ from kestrel.spi import CatalogEntry, KernelBackend, ModelCard, ModelFamily, Req
 
 __all__ = ["PluginHost", "PluginInfo"]
 
+CORE = "kestrel-core"
+BUILT_IN_SCHEMES = ("file", "hf")  # kestrel.hub's
+
 log = logging.getLogger(__name__)
 
 
@@ -44,13 +47,13 @@ class PluginHost:
         *,
         only: Sequence[str] | None = None,
         skills: Sequence[Skill] = (),
-        sources: Sequence[Source] = (),
     ) -> None:
         self._registry = Registry()
         self._relays: dict[str, Relay] = {}
         self._failed: dict[str, Exception] = {}
         self._plugins: list[PluginInfo] = []
-        self._registry.add(Contribution(skills=skills, sources=sources), "kestrel-core")
+        self._registry.add(Contribution(skills=skills), CORE)
+        self._registry.owners |= {("model source", scheme): CORE for scheme in BUILT_IN_SCHEMES}
         self._load_all(list(candidates), only)
 
     @classmethod
@@ -59,11 +62,10 @@ class PluginHost:
         env: Environment | None = None,
         *,
         skills: Sequence[Skill] = (),
-        sources: Sequence[Source] = (),
     ) -> PluginHost:
-        """The installed plugins, or those of them that ``env`` names; ``skills`` and ``sources`` are built in."""
+        """The installed plugins, or those of them that ``env`` names; ``skills`` are the built-in ones."""
         only = (Environment.read() if env is None else env).plugins
-        return cls(installed(), only=only, skills=skills, sources=sources)
+        return cls(installed(), only=only, skills=skills)
 
     @classmethod
     def from_modules(
@@ -71,7 +73,6 @@ class PluginHost:
         plugins: Mapping[str, object],
         *,
         skills: Sequence[Skill] = (),
-        sources: Sequence[Source] = (),
     ) -> PluginHost:
         """These modules as plugins, nothing that is installed: for tests and for programs that embed Kestrel."""
 
@@ -79,7 +80,7 @@ class PluginHost:
             return Candidate(name=name, distribution="given", version="", load=lambda: plugin)
 
         found = [candidate(name, plugin) for name, plugin in plugins.items()]
-        return cls(found, skills=skills, sources=sources)
+        return cls(found, skills=skills)
 
     @property
     def families(self) -> Mapping[str, ModelFamily]:
@@ -98,7 +99,7 @@ class PluginHost:
 
     @property
     def sources(self) -> Mapping[str, Source]:
-        """Model sources by scheme, the built-in ones included."""
+        """Model sources of plugins by scheme; ``kestrel.hub`` has the built-in ones."""
         return MappingProxyType(self._registry.sources)
 
     @property
