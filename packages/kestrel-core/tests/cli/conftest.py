@@ -27,16 +27,13 @@ METRICS = Metrics(
     decode_time_ms=100.0,
     ttft_ms=12.0,
 )
+BOX = {"x_min": 0.0, "y_min": 0.0, "x_max": 0.5, "y_max": 1.0}
 OUTPUTS: Mapping[str, Mapping[str, Any]] = {
     "query": {"answer": "two red circles"},
     "caption": {"caption": "A red circle on grey."},
     "point": {"points": [{"x": 0.25, "y": 0.5}, {"x": 0.75, "y": 0.125}]},
     "detect": {"objects": [{"x_min": 0.25, "y_min": 0.25, "x_max": 0.5, "y_max": 0.75}]},
-    "segment": {
-        "segments": [
-            {"svg_path": "M 0 0 L 1 1 Z", "bbox": {"x_min": 0.0, "y_min": 0.0, "x_max": 0.5, "y_max": 1.0}}
-        ]
-    },
+    "segment": {"segments": [{"svg_path": "M 0 0 L 1 1 Z", "bbox": BOX}]},
 }
 
 

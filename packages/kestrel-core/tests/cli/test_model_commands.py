@@ -68,7 +68,7 @@ def surveyed(monkeypatch: pytest.MonkeyPatch, host: PluginHost, tmp_path: Path) 
     """Configs that the survey was asked about; it finds every model on this machine."""
     asked: list[Any] = []
 
-    def survey(config: Any, plugins: PluginHost, progress: Any = None) -> SimpleNamespace:
+    def survey(config: Any, plugins: PluginHost) -> SimpleNamespace:
         asked.append(config)
         card = ModelCard(
             model_id=config.model or str(config.model_path),
@@ -79,7 +79,12 @@ def surveyed(monkeypatch: pytest.MonkeyPatch, host: PluginHost, tmp_path: Path) 
         family = plugins.families["acme"]
         return SimpleNamespace(card=card, info=family.describe(card), note="")
 
+    def locate(config: Any, plugins: PluginHost, progress: Any = None) -> SimpleNamespace:
+        asked.append(config)
+        return SimpleNamespace(model_id=config.model, path=tmp_path, revision=config.revision)
+
     monkeypatch.setattr(session, "survey_model", survey)
+    monkeypatch.setattr(session, "locate_model", locate)
     return asked
 
 

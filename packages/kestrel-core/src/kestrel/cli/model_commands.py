@@ -46,12 +46,12 @@ def list_(*, json: Json = False) -> None:
 
 
 def _is_here(name: str, host: PluginHost) -> bool:
+    from kestrel.cli import session
     from kestrel.config import RuntimeConfig
     from kestrel.errors import KestrelError
-    from kestrel.hub import resolve_model
 
     try:
-        resolve_model(RuntimeConfig(model=name), host, offline=True)
+        session.locate_model(RuntimeConfig(model=name, offline=True), host)
     except KestrelError:
         return False
     return True
@@ -105,13 +105,14 @@ def pull(
 
     host = session.load_plugins()
     with session.progress_bars() as report:
-        blueprint = session.survey_model(runtime_config(with_name(model, model_name)), host, report)
-    card = blueprint.card
+        located = session.locate_model(runtime_config(with_name(model, model_name)), host, report)
     if json:
-        output.print_json({"model": card.model_id, "path": str(card.path), "revision": card.revision})
+        output.print_json(
+            {"model": located.model_id, "path": str(located.path), "revision": located.revision}
+        )
     else:
-        output.print_text(str(card.path))
-        output.note(f"{card.model_id} is on this machine")
+        output.print_text(str(located.path))
+        output.note(f"{located.model_id} is on this machine")
 
 
 def plugins(*, json: Json = False) -> None:

@@ -108,15 +108,21 @@ def answer_lines(output: Mapping[str, Any]) -> list[str]:
             return [str(output[key])]
     for key, keys in (("points", POINT), ("objects", BOX)):
         if key in output:
-            return [_numbers(found, keys) for found in output[key]]
+            return [_labelled(_numbers(found, keys), found) for found in output[key]]
     if "segments" in output:
-        return [f"{_numbers(found['bbox'], BOX)} {found['svg_path']}" for found in output["segments"]]
+        return [
+            _numbers(found["bbox"], BOX) + " " + _labelled(found["svg_path"], found)
+            for found in output["segments"]
+        ]
     return [as_json(output)]
 
 
 def _numbers(found: Mapping[str, Any], keys: Sequence[str]) -> str:
-    numbers = " ".join(f"{found[key]:.{COORDINATE_DIGITS}f}" for key in keys)
-    return f"{numbers} {found['label']}" if "label" in found else numbers
+    return " ".join(f"{found[key]:.{COORDINATE_DIGITS}f}" for key in keys)
+
+
+def _labelled(text: str, found: Mapping[str, Any]) -> str:
+    return f"{text} {found['label']}" if "label" in found else text
 
 
 def stats_line(metrics: Metrics) -> str:

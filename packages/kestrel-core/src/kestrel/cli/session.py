@@ -15,6 +15,7 @@ from kestrel.config import Environment, RuntimeConfig
 if TYPE_CHECKING:
     from kestrel.engine import InferenceEngine
     from kestrel.engine.loading import Blueprint
+    from kestrel.hub import Located
     from kestrel.ops import OpChoice
     from kestrel.plugins import PluginHost
 
@@ -22,6 +23,7 @@ __all__ = [
     "Report",
     "create_engine",
     "load_plugins",
+    "locate_model",
     "no_report",
     "op_choices",
     "opened",
@@ -49,11 +51,19 @@ async def create_engine(config: RuntimeConfig, progress: Report, plugins: Plugin
     return await InferenceEngine.create(config, progress=progress, plugins=plugins)
 
 
-def survey_model(config: RuntimeConfig, plugins: PluginHost, progress: Report | None = None) -> Blueprint:
-    """What is known of a model before it is loaded; downloads it unless ``config.offline``."""
+def locate_model(config: RuntimeConfig, plugins: PluginHost, progress: Report | None = None) -> Located:
+    """Where a model's files are; downloads them unless offline."""
+    from kestrel.hub import resolve_model
+
+    offline = config.offline or Environment.read().offline
+    return resolve_model(config, plugins, offline=offline, progress=progress)
+
+
+def survey_model(config: RuntimeConfig, plugins: PluginHost) -> Blueprint:
+    """What is known of a model before it is loaded; downloads it unless offline."""
     from kestrel.engine.loading import survey
 
-    return survey(config, plugins, progress)
+    return survey(config, plugins)
 
 
 async def op_choices(engine: InferenceEngine) -> list[OpChoice]:
