@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from kestrel.cli import session
+from kestrel.errors import UnknownModelError
 from kestrel.plugins import PluginHost
 from kestrel.spi import (
     VERSION,
@@ -26,7 +27,7 @@ from kestrel.spi import (
 
 
 class Family(ModelFamily):
-    """Knows one embedded model."""
+    """Knows an embedded model and one of the hub."""
 
     name = "acme"
 
@@ -49,7 +50,10 @@ class Family(ModelFamily):
         raise NotImplementedError
 
     def catalog(self) -> tuple[CatalogEntry, ...]:
-        return (CatalogEntry(name="acme/nano", source="file:/nowhere", embedded=True, note="a toy"),)
+        return (
+            CatalogEntry(name="acme/nano", source="file:/nowhere", embedded=True, note="a toy"),
+            CatalogEntry(name="acme/big", source="hf:acme/big", revision="v1"),
+        )
 
 
 @pytest.fixture
@@ -88,11 +92,22 @@ def surveyed(monkeypatch: pytest.MonkeyPatch, host: PluginHost, tmp_path: Path) 
     return asked
 
 
-def test_list_names_models_and_where_they_are(run: Any, host: PluginHost) -> None:
-    header, row = run("list").lines
-    assert header.split("\t") == ["name", "family", "source", "revision", "state"]
-    assert row.split("\t") == ["acme/nano", "acme", "file:/nowhere", "-", "embedded"]
-    assert json.loads(run("list", "--json").out)["embedded"] is True
+def test_list_names_models_and_where_they_are(
+    run: Any, host: PluginHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(config: Any, plugins: PluginHost) -> None:
+        assert config.offline
+        raise UnknownModelError("not here")
+
+    monkeypatch.setattr(session, "locate_model", missing)
+    header, *rows = (line.split("\t") for line in run("list").lines)
+    assert header == ["name", "family", "source", "revision", "state"]
+    assert rows == [
+        ["acme/nano", "acme", "file:/nowhere", "-", "embedded"],
+        ["acme/big", "acme", "hf:acme/big", "v1", "not pulled"],
+    ]
+    monkeypatch.setattr(session, "locate_model", lambda config, plugins: None)
+    assert [json.loads(line)["state"] for line in run("list", "--json").lines] == ["embedded", "cached"]
 
 
 def test_the_default_model_is_announced_with_its_note(run: Any, host: PluginHost) -> None:
