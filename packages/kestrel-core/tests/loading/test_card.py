@@ -166,3 +166,9 @@ def test_reader_names_an_unknown_tensor(write):
     with pytest.raises(LoadError, match="no tensor 'b'"):
         reader.get("b")
     assert list(reader.names()) == ["a"]
+
+
+def test_tensors_stay_valid_after_the_reader_is_closed(write):
+    with SafetensorsReader.of(read_card("x", write({"a": A}))) as reader:
+        tensor = reader.get("a")
+    assert torch.equal(tensor, A)

@@ -18,7 +18,10 @@ __all__ = ["SafetensorsReader"]
 
 
 class SafetensorsReader:
-    """A ``WeightReader`` over safetensors files. A file is opened when its first tensor is asked for."""
+    """A ``WeightReader`` over safetensors files. A file is opened when its first tensor is asked for.
+
+    A ``with`` block closes the files at its end; tensors given out stay valid.
+    """
 
     def __init__(self, directory: Path, tensors: Mapping[str, TensorInfo]) -> None:
         self._directory = directory
@@ -56,8 +59,10 @@ class SafetensorsReader:
             ) from error
         return tensor
 
-    def close(self) -> None:
-        """Forget the open files. Tensors given out stay valid."""
+    def __enter__(self) -> SafetensorsReader:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
         self._open.clear()
 
     def _file(self, path: Path) -> Any:
