@@ -1,0 +1,62 @@
+"""From a ``RuntimeConfig`` to what is known of its checkpoint before any tensor is read."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from kestrel.config import Environment, RuntimeConfig
+from kestrel.hub import resolve_model
+from kestrel.loading import read_card
+from kestrel.plugins import PluginHost
+from kestrel.spi import ModelCard, ModelFamily, ModelInfo
+
+__all__ = ["Blueprint", "ProgressReport", "survey"]
+
+ProgressReport = Callable[[str, int, int], None]
+"""Called from worker threads as ``progress(stage, done, total)``; "download NAME" and "load" count bytes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blueprint:
+    """A checkpoint and the family that builds it."""
+
+    config: RuntimeConfig
+    card: ModelCard
+    family: ModelFamily
+    info: ModelInfo
+    tokenizer_path: Path
+    note: str = ""
+
+    @property
+    def num_elements(self) -> int:
+        """Elements of all tensors of the checkpoint."""
+        return sum(math.prod(tensor.shape) for tensor in self.card.tensors.values())
+
+
+def survey(config: RuntimeConfig, host: PluginHost, progress: ProgressReport | None = None) -> Blueprint:
+    """Where the model is, what it is, and whose it is. Downloads if needed; reads headers only.
+
+    Raises UnknownModelError, LoadError or PluginError.
+    """
+    offline = config.offline or Environment.read().offline
+    located = resolve_model(config, host, offline=offline, progress=progress)
+    card = read_card(located.model_id, located.path, revision=located.revision)
+    family = host.match(card)
+    if config.tokenizer_path is not None:
+        tokenizer_path = Path(config.tokenizer_path)
+    elif (elsewhere := family.tokenizer(card)) is not None:
+        wanted = replace(config, model=elsewhere, model_path=None, revision=None)
+        tokenizer_path = resolve_model(wanted, host, offline=offline, progress=progress).path
+    else:
+        tokenizer_path = card.directory
+    return Blueprint(
+        config=config,
+        card=card,
+        family=family,
+        info=family.describe(card),
+        tokenizer_path=tokenizer_path,
+        note=located.note,
+    )

@@ -1,0 +1,137 @@
+"""A call's media on their way to a driver: decoded within limits, prepared on the pool, accounted while held."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import Any
+
+from kestrel.config import Settings
+from kestrel.errors import InvalidRequestError
+from kestrel.media import MediaBudget, MediaLimits, normalise_image
+from kestrel.spi import (
+    AudioItem,
+    FloatsItem,
+    ImageItem,
+    MediaItem,
+    MediaSpec,
+    StepDriver,
+    TokenDriver,
+    VideoItem,
+)
+from kestrel.types import Prepared
+
+__all__ = ["MediaIntake", "PreparedMedia"]
+
+_SPATIAL_KINDS = {2: "point", 4: "box"}
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedMedia:
+    """A decoded and prepared item, accepted wherever an image is by the model that prepared it."""
+
+    model_id: str
+    prepared: Prepared
+    warnings: tuple[str, ...] = ()
+
+
+class MediaIntake:
+    """Decodes and prepares media for one model; ``budget`` bounds the decoded bytes held at a time, engine-wide."""
+
+    def __init__(
+        self,
+        model_id: str,
+        driver: TokenDriver | StepDriver,
+        limits: MediaLimits,
+        budget: MediaBudget,
+        pool: Executor,
+    ) -> None:
+        self._model_id = model_id
+        self._driver = driver
+        self._limits = limits
+        self._budget = budget
+        self._pool = pool
+
+    def check(self, media: Sequence[tuple[str, Any]]) -> None:
+        """InvalidRequestError when the model does not take these kinds, or not so many of them."""
+        counts: dict[str, int] = {}
+        for role, raw in media:
+            kind = _kind(role, raw)
+            counts[kind] = counts.get(kind, 0) + 1
+        for kind, count in counts.items():
+            spec = self._spec(kind)
+            if spec.max_items is not None and count > spec.max_items:
+                raise InvalidRequestError(
+                    f"{self._model_id} takes at most {spec.max_items} {kind} per request; {count} were given"
+                )
+
+    def _spec(self, kind: str) -> MediaSpec:
+        specs: tuple[MediaSpec, ...] = self._driver.spec.media
+        for spec in specs:
+            if spec.kind == kind:
+                return spec
+        kinds = ", ".join(spec.kind for spec in specs) or "no media"
+        raise InvalidRequestError(f"{self._model_id} takes {kinds}; it was given {kind!r}")
+
+    async def prepare_all(
+        self, media: Sequence[tuple[str, Any]], settings: Settings
+    ) -> tuple[tuple[Prepared, ...], tuple[str, ...]]:
+        """The items prepared, in order, and the warnings of decoding them."""
+        self.check(media)
+        jobs = [self.prepare(role, raw, settings) for role, raw in media]
+        done = await _gather(jobs)
+        return tuple(item.prepared for item in done), tuple(w for item in done for w in item.warnings)
+
+    async def prepare(self, role: str, raw: Any, settings: Settings) -> PreparedMedia:
+        """One item prepared on the pool. InvalidMediaError, or EngineBusyError when decoded media fill the memory."""
+        if isinstance(raw, PreparedMedia):
+            if raw.model_id != self._model_id:
+                raise InvalidRequestError(
+                    f"this media was prepared for {raw.model_id!r}; prepare it again for {self._model_id!r}"
+                )
+            return raw
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._pool, self._prepare_now, role, raw, _media_settings(settings))
+
+    async def prepare_item(self, item: MediaItem, settings: Settings) -> Prepared:
+        """An item that is already decoded, prepared on the pool."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._pool, self._driver.prepare, item, _media_settings(settings))
+
+    def _prepare_now(self, role: str, raw: Any, settings: Mapping[str, Any]) -> PreparedMedia:
+        if isinstance(raw, ImageItem | VideoItem | AudioItem | FloatsItem):
+            return PreparedMedia(self._model_id, self._driver.prepare(raw, settings))
+        if role == "spatial":
+            item = FloatsItem(values=tuple(raw), kind=_kind(role, raw))
+            return PreparedMedia(self._model_id, self._driver.prepare(item, settings))
+        if role != "image":
+            raise InvalidRequestError(f"media of kind {role!r} cannot be decoded yet; images can")
+        with self._budget.hold() as hold:
+            image = normalise_image(raw, self._limits, reserve=hold.grow)
+            item_meta = {"width": image.pixels.shape[1], "height": image.pixels.shape[0]}
+            prepared = self._driver.prepare(ImageItem(pixels=image.pixels, meta=item_meta), settings)
+        return PreparedMedia(self._model_id, prepared, image.warnings)
+
+
+def _kind(role: str, raw: Any) -> str:
+    if isinstance(raw, PreparedMedia):
+        return raw.prepared.kind
+    return _SPATIAL_KINDS[len(raw)] if role == "spatial" else role
+
+
+def _media_settings(settings: Settings) -> dict[str, Any]:
+    names = ("min_pixels", "max_pixels", "fps", "max_frames")
+    return {name: value for name in names if (value := getattr(settings, name)) is not None}
+
+
+async def _gather(jobs: Sequence[Any]) -> list[PreparedMedia]:
+    """All results in order; the first failure cancels the rest and is raised."""
+    tasks: list[asyncio.Task[PreparedMedia]] = [asyncio.ensure_future(job) for job in jobs]
+    try:
+        return list(await asyncio.gather(*tasks))
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        raise

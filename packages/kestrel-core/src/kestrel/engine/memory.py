@@ -1,0 +1,86 @@
+"""How much memory a model may use on its device: weights first, then state."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from kestrel.device import free_memory, resolve_dtype, total_memory
+from kestrel.engine.loading import Blueprint
+from kestrel.errors import CapacityError
+
+__all__ = ["Demand", "plan_memory"]
+
+HOST_KV_LIMIT = 2 * 2**30  # api.md: CPU and MPS default to min(2 GiB, 25 % of free memory)
+HOST_KV_SHARE = 0.25
+GPU_SHARE = 0.9
+WORKSPACE_SHARE = 0.1  # activations and allocator slack on an accelerator, of what the weights leave
+
+_SAFETENSORS_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demand:
+    """What a model gets: its compute dtype, its weights' bytes, and the bytes of its state pools.
+
+    ``kv_pages`` wins over ``kv_bytes`` when the user fixed it. ``setting`` names the setting that decided.
+    """
+
+    dtype: torch.dtype
+    weight_bytes: int
+    kv_bytes: int
+    kv_pages: int | None
+    setting: str
+
+
+def plan_memory(blueprint: Blueprint, device: torch.device, sharers: int) -> Demand:
+    """The memory of one model. ``sharers``: models still to be loaded on ``device``, this one included.
+
+    An explicit ``kv_cache_bytes`` or ``kv_cache_pages`` is taken as it is; else state gets an equal share of what
+    is left. Raises CapacityError with the numbers when the weights do not fit.
+    """
+    config = blueprint.config
+    dtype = resolve_dtype(config.dtype, device, _checkpoint_dtype(blueprint))
+    weights = blueprint.num_elements * dtype.itemsize
+    free = free_memory(device)
+    if weights > free:
+        raise CapacityError(
+            f"model {blueprint.card.model_id!r} needs {_gib(weights)} for its weights as "
+            f"{str(dtype).removeprefix('torch.')}, and {device} has {_gib(free)} free. "
+            "Choose a smaller dtype or model, another device, or free memory."
+        )
+    left = free - weights
+    if config.kv_cache_bytes is not None:
+        kv_bytes, setting = config.kv_cache_bytes, "kv_cache_bytes"
+    elif config.memory_utilization is not None:
+        allowed = (
+            int(total_memory(device) * config.memory_utilization) - (total_memory(device) - free) - weights
+        )
+        kv_bytes, setting = max(0, allowed) // max(1, sharers), "memory_utilization"
+    elif device.type == "cuda":
+        kv_bytes = int(left * GPU_SHARE * (1 - WORKSPACE_SHARE)) // max(1, sharers)
+        setting = "memory_utilization"
+    else:
+        kv_bytes = min(HOST_KV_LIMIT, int(left * HOST_KV_SHARE)) // max(1, sharers)
+        setting = "kv_cache_bytes"
+    if config.kv_cache_bytes is not None and kv_bytes > left:
+        raise CapacityError(
+            f"kv_cache_bytes is {_gib(kv_bytes)}, and {device} has {_gib(left)} left beside the weights of "
+            f"{blueprint.card.model_id!r} ({_gib(weights)}). Lower kv_cache_bytes."
+        )
+    return Demand(
+        dtype=dtype, weight_bytes=weights, kv_bytes=kv_bytes, kv_pages=config.kv_cache_pages, setting=setting
+    )
+
+
+def _checkpoint_dtype(blueprint: Blueprint) -> torch.dtype | None:
+    sizes: dict[str, int] = {}
+    for tensor in blueprint.card.tensors.values():
+        sizes[tensor.dtype] = sizes.get(tensor.dtype, 0) + 1
+    known = {name: count for name, count in sizes.items() if name in _SAFETENSORS_DTYPES}
+    return _SAFETENSORS_DTYPES[max(known, key=lambda name: known[name])] if known else None
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / 2**30:.2f} GiB" if num_bytes >= 2**28 else f"{num_bytes / 2**20:.1f} MiB"

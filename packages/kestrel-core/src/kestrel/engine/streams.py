@@ -1,0 +1,110 @@
+"""Streams: chunks as they come, the result at the end, cancellation by closing or by leaving the loop early."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from types import TracebackType
+
+from kestrel.types import EngineResult, StreamChunk
+
+__all__ = ["ChunkQueue", "EngineStream"]
+
+
+class ChunkQueue:
+    """Chunks from a call to its stream; ``close`` ends the iteration."""
+
+    def __init__(self) -> None:
+        self._queue: asyncio.Queue[StreamChunk | None] = asyncio.Queue()
+        self._closed = False
+
+    def put(self, chunk: StreamChunk) -> None:
+        """Add a chunk; nothing after ``close``."""
+        if not self._closed:
+            self._queue.put_nowait(chunk)
+
+    def close(self) -> None:
+        """No more chunks."""
+        if not self._closed:
+            self._closed = True
+            self._queue.put_nowait(None)
+
+    async def get(self) -> StreamChunk | None:
+        """The next chunk, or None at the end (again and again)."""
+        chunk = await self._queue.get()
+        if chunk is None:
+            self._queue.put_nowait(None)
+        return chunk
+
+
+class EngineStream:
+    """An async iterator of ``StreamChunk``. Joined ``text`` of kind "text" is the answer exactly.
+
+    ``await stream.result()`` waits for the ``EngineResult`` (with or without reading the chunks).
+    ``await stream.aclose()``, leaving ``async for`` early, or dropping the stream cancels the request; its result
+    then has the finish reason "cancelled" and what was generated until then.
+    """
+
+    def __init__(
+        self,
+        task: asyncio.Task[EngineResult],
+        chunks: ChunkQueue,
+        cancel: Callable[[], None],
+        request_id: str,
+    ) -> None:
+        self._task = task
+        self._chunks = chunks
+        self._cancel = cancel
+        self._loop = asyncio.get_running_loop()
+        self.request_id = request_id
+
+    def __aiter__(self) -> AsyncIterator[StreamChunk]:
+        return self._iterate()
+
+    async def __anext__(self) -> StreamChunk:
+        chunk = await self._chunks.get()
+        if chunk is not None:
+            return chunk
+        await self._raise_failure()
+        raise StopAsyncIteration
+
+    async def _iterate(self) -> AsyncIterator[StreamChunk]:
+        ended = False
+        try:
+            while (chunk := await self._chunks.get()) is not None:
+                yield chunk
+            ended = True
+            await self._raise_failure()
+        finally:
+            if not ended:
+                self._cancel()
+
+    async def _raise_failure(self) -> None:
+        await asyncio.wait([self._task])
+        if not self._task.cancelled() and (error := self._task.exception()) is not None:
+            raise error
+
+    async def result(self) -> EngineResult:
+        """The result, once the request has ended. Raises what the request failed with."""
+        return await asyncio.shield(self._task)
+
+    async def aclose(self) -> None:
+        """Cancel the request if it still runs, and wait until it has ended."""
+        if not self._task.done():
+            self._cancel()
+        with contextlib.suppress(Exception, asyncio.CancelledError):
+            await asyncio.wait([self._task])
+
+    async def __aenter__(self) -> EngineStream:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    def __del__(self) -> None:
+        if not self._task.done() and not self._loop.is_closed():
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._cancel)
