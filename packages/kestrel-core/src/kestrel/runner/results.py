@@ -30,9 +30,7 @@ class Results:
             return None
         if self.top_ids is None or self.top_logprobs is None:
             return token_logprobs(self.logprob[index])
-        return token_logprobs(
-            self.logprob[index], self.top_ids[index], self.top_logprobs[index], count=count
-        )
+        return token_logprobs(self.logprob[index], self.top_ids[index], self.top_logprobs[index], count=count)
 
 
 def on_host(x: torch.Tensor) -> torch.Tensor:
@@ -82,7 +80,8 @@ class Pending:
         return results
 
     def _read_copied(self) -> Results:
-        assert self._event is not None and self._packed is not None
+        assert self._event is not None
+        assert self._packed is not None
         self._event.synchronize()  # sync: the host needs this step's tokens; the next step is queued already
         ids, stopped, status, *aux = self._packed.tolist()
         results = Results(ids, [bool(s) for s in stopped], status)

@@ -145,13 +145,17 @@ class Runner:
         name = self.states.cross[0]
         entries = np.array([lease.cross_entry(name)[0] for lease in leases], dtype=np.int64)
         limits = Limits(
-            max_rows=len(items), max_tokens=encoded.shape[0], max_query_len=max(lengths), max_context_len=max(lengths)
+            max_rows=len(items),
+            max_tokens=encoded.shape[0],
+            max_query_len=max(lengths),
+            max_context_len=max(lengths),
         )
         cu = to_device(np.cumsum([0, *lengths], dtype=np.int32), self._device)
         entries_B = to_device(entries, self._device)
         lens_B = to_device(np.array(lengths, dtype=np.int32), self._device)
         views: Mapping[str, CrossView] = {
-            name: self.states.cross_view(name, entries_B, lens_B, cu, limits, None) for name in self.states.cross
+            name: self.states.cross_view(name, entries_B, lens_B, cu, limits, None)
+            for name in self.states.cross
         }
         self._driver.write_cross(encoded, items, views)
         for lease, length in zip(leases, lengths, strict=True):

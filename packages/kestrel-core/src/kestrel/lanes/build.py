@@ -1,0 +1,112 @@
+"""A token lane from settings: pools sized, sampler and features made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from kestrel.config import RuntimeConfig
+from kestrel.errors import CapacityError
+from kestrel.lanes.events import Event
+from kestrel.lanes.limits import LaneConfig
+from kestrel.lanes.token import TokenLane
+from kestrel.sampling import Sampler
+from kestrel.spi.driver import TokenDriver
+from kestrel.state import FeaturePool, PoolSizes, StateCache, fixed_pages, plan_sizes
+
+__all__ = ["build_token_lane"]
+
+LEAST_FEATURE_ROWS = 8192  # some large pictures beside each other; 32 MiB at 2048 hidden numbers of 16 bits
+
+
+def build_token_lane(
+    driver: TokenDriver,
+    config: RuntimeConfig,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    kv_bytes: int,
+    sink: Callable[[list[Event]], None],
+    setting: str = "kv_cache_bytes",
+) -> TokenLane:
+    """A lane with state of ``kv_bytes`` (named ``setting`` in errors), or of ``config.kv_cache_pages`` pages.
+
+    Without ``max_model_len`` the context is as long as the model allows and the memory holds. Raises CapacityError
+    with the bytes needed, those given and what to change.
+    """
+    spec = driver.spec
+    depth = config.steps_in_flight or (2 if device.type == "cuda" else 1)
+    max_ahead = depth * (config.max_batched_tokens + 1)
+    max_len = min(config.max_model_len or spec.max_positions, spec.max_positions)
+
+    def sizes_for(length: int) -> PoolSizes:
+        if config.kv_cache_pages is not None:
+            return fixed_pages(spec, config.kv_cache_pages, max_rows=config.max_batch_size)
+        return plan_sizes(
+            spec,
+            kv_bytes,
+            dtype=dtype,
+            page_size=config.page_size,
+            max_rows=config.max_batch_size,
+            max_len=length,
+            max_ahead=max_ahead,
+            setting=setting,
+        )
+
+    if config.max_model_len is None:
+        max_len = _longest(max_len, config.page_size, sizes_for)
+    cache = StateCache(
+        spec,
+        device=device,
+        dtype=dtype,
+        page_size=config.page_size,
+        sizes=sizes_for(max_len),
+        max_ahead=max_ahead,
+        prefix_cache=config.enable_prefix_cache,
+    )
+    features = None
+    if any(media.into == "positions" for media in spec.media):
+        rows = min(max_len, max(LEAST_FEATURE_ROWS, 4 * config.max_batched_tokens))
+        features = FeaturePool(rows, spec.hidden_size, device=device, dtype=dtype)
+    return TokenLane(
+        driver,
+        cache=cache,
+        sampler=Sampler(spec, config.max_batch_size, device),
+        features=features,
+        config=LaneConfig(
+            max_rows=config.max_batch_size,
+            max_batched_tokens=config.max_batched_tokens,
+            max_len=max_len,
+            steps_in_flight=depth,
+            max_queue=config.max_queue,
+            prefix_cache=config.enable_prefix_cache,
+            deterministic=config.deterministic,
+        ),
+        device=device,
+        sink=sink,
+    )
+
+
+def _longest(upper: int, page_size: int, sizes_for: Callable[[int], PoolSizes]) -> int:
+    """The longest context, up to ``upper``, that the memory holds; CapacityError when not even a page fits."""
+    if _holds(upper, sizes_for):
+        return upper
+    low, high = 0, -(-upper // page_size)  # in pages; ``high`` does not fit
+    while high - low > 1:
+        middle = (low + high) // 2
+        if _holds(middle * page_size, sizes_for):
+            low = middle
+        else:
+            high = middle
+    if not low:
+        sizes_for(page_size)  # raises with the numbers
+    return low * page_size
+
+
+def _holds(length: int, sizes_for: Callable[[int], PoolSizes]) -> bool:
+    try:
+        sizes_for(length)
+    except CapacityError:
+        return False
+    return True

@@ -1,0 +1,169 @@
+"""One thread per device: ticks its lanes in turn, sleeps when none has anything to do."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+from kestrel.errors import EngineStoppedError
+from kestrel.lanes.lane import Lane
+
+__all__ = ["DeviceThread"]
+
+log = logging.getLogger("kestrel.lanes")
+
+R = TypeVar("R")
+
+LONGEST_SLEEP_S = 60.0
+
+
+class DeviceThread:
+    """Runs everything that touches one device. All methods may be called from any other thread.
+
+    A lane whose tick raises loses what it runs (``Lane.recover``), never the thread.
+    """
+
+    def __init__(self, name: str = "device") -> None:
+        self._lanes: list[Lane] = []
+        self._calls: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
+        self._changed = threading.Condition()
+        self._stirred = False
+        self._paused = False
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name=f"kestrel-{name}", daemon=True)
+
+    # -- any thread
+
+    def start(self) -> None:
+        """Begin to tick."""
+        self._thread.start()
+
+    @property
+    def is_alive(self) -> bool:
+        """The thread runs."""
+        return self._thread.is_alive()
+
+    def add(self, lane: Lane) -> None:
+        """Tick ``lane`` from now on."""
+        lane.wake = self.stir
+        with self._changed:
+            self._lanes = [*self._lanes, lane]
+            if self._paused:
+                lane.pause()
+        self.stir()
+
+    def remove(self, lane: Lane) -> None:
+        """Tick ``lane`` until it has nothing in flight, then no more. Blocks; abort or drain it before.
+
+        A paused lane is left as it is.
+        """
+
+        def last_ticks() -> None:
+            self._tick(lane)
+            with self._changed:
+                self._lanes = [other for other in self._lanes if other is not lane]
+
+        if self.is_alive and threading.current_thread() is not self._thread:
+            self.call(last_ticks).result()
+        else:
+            last_ticks()
+
+    def call(self, fn: Callable[[], R]) -> Future[R]:
+        """Run ``fn`` on the device thread between two ticks; also while paused."""
+        future: Future[R] = Future()
+        with self._changed:
+            if self._stopping or not self._thread.is_alive():
+                future.set_exception(
+                    EngineStoppedError("the device thread is stopped; nothing runs on it any more")
+                )
+                return future
+            self._calls.append((future, fn))
+        self.stir()
+        return future
+
+    def stir(self) -> None:
+        """There may be something to do."""
+        with self._changed:
+            self._stirred = True
+            self._changed.notify()
+
+    def pause(self) -> None:
+        """Stop launches on every lane; returns once no step is in flight. State stays."""
+        with self._changed:
+            self._paused = True
+            for lane in self._lanes:
+                lane.pause()
+        if self.is_alive and threading.current_thread() is not self._thread:
+            self.call(lambda: [self._tick(lane) for lane in self._lanes]).result()
+
+    def resume(self) -> None:
+        """Go on."""
+        with self._changed:
+            self._paused = False
+            for lane in self._lanes:
+                lane.resume()
+        self.stir()
+
+    def stop(self, timeout_s: float | None = 30.0) -> None:
+        """Abort what is left with EngineStoppedError, deliver it, and end the thread. Idempotent."""
+        error = EngineStoppedError("the engine was stopped before the request finished")
+        with self._changed:
+            self._stopping = True
+            for lane in self._lanes:
+                lane.abort(error)
+        self.stir()
+        if self.is_alive and threading.current_thread() is not self._thread:
+            self._thread.join(timeout_s)
+
+    # -- device thread
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping:
+                busy = self._round()
+                if not busy:
+                    self._sleep()
+            self._round()
+        except BaseException:
+            log.exception("the device thread ends: it met an error that belongs to no lane")
+            raise
+        finally:
+            self._stopping = True
+            error = EngineStoppedError("the device thread has ended")
+            while self._calls:
+                self._calls.popleft()[0].set_exception(error)
+
+    def _round(self) -> bool:
+        """Calls, then one tick of every lane; True while one has more to do."""
+        self._stirred = False
+        while self._calls:
+            future, fn = self._calls.popleft()
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(fn())
+                except BaseException as error:
+                    future.set_exception(error)
+        busy = False
+        for lane in self._lanes:
+            busy = self._tick(lane) or busy
+        return busy
+
+    def _tick(self, lane: Lane) -> bool:
+        try:
+            return lane.tick()
+        except Exception as error:  # a lane's bug must not take the other models down
+            log.exception("a tick failed; the requests that were running on its lane fail with it")
+            lane.recover(error)
+            return True
+
+    def _sleep(self) -> None:
+        now = time.monotonic()
+        due = [at for lane in self._lanes if (at := lane.next_deadline) is not None]
+        wait = min([LONGEST_SLEEP_S, *(max(0.0, at - now) for at in due)])
+        with self._changed:
+            self._changed.wait_for(lambda: self._stirred or self._stopping, wait)

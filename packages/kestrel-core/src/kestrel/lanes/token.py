@@ -1,0 +1,269 @@
+"""The token lane: everything autoregressive. A tick takes in, admits, launches the next step, commits the oldest."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import torch
+
+from kestrel.errors import KestrelError, RequestTimeoutError
+from kestrel.lanes.admission import Admission
+from kestrel.lanes.board import Board
+from kestrel.lanes.commit import Committer
+from kestrel.lanes.deadlines import Deadlines
+from kestrel.lanes.encoding import EncodeStage
+from kestrel.lanes.events import Event
+from kestrel.lanes.faults import fault
+from kestrel.lanes.intake import Intake
+from kestrel.lanes.lane import Lane
+from kestrel.lanes.launch import Launcher
+from kestrel.lanes.limits import LaneConfig, LaneLimits
+from kestrel.lanes.sequence import Phase, Sequence
+from kestrel.lanes.steps import Step
+from kestrel.lanes.work import Work
+from kestrel.runner import Runner
+from kestrel.sampling import Sampler
+from kestrel.spi.driver import TokenDriver
+from kestrel.state import FeaturePool, Interner, StateCache
+
+__all__ = ["TokenLane"]
+
+
+class TokenLane(Lane):
+    """Drives one ``TokenDriver``. ``submit``, ``cancel``, ``abort``, ``pause``, ``resume``, ``drain`` and ``stats`` on
+    any thread; ``tick`` and ``recover`` on the device thread. ``sink`` gets each tick's events in one call."""
+
+    def __init__(
+        self,
+        driver: TokenDriver,
+        *,
+        cache: StateCache,
+        sampler: Sampler,
+        features: FeaturePool | None,
+        config: LaneConfig,
+        device: torch.device,
+        sink: Callable[[list[Event]], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        spec = driver.spec
+        self.driver, self.cache, self.features, self.config = driver, cache, features, config
+        self.sink = sink
+        self._clock = clock
+        self.limits = LaneLimits(spec, cache, config, 0 if features is None else features.rows)
+        self._intake: Intake[Sequence] = Intake(config.max_queue)
+        runner = Runner(
+            driver,
+            cache,
+            sampler,
+            features,
+            max_rows=config.max_rows,
+            max_len=self.limits.max_len,
+            overlaps=config.steps_in_flight > 1,
+            device=device,
+            pads=config.deterministic,
+        )
+        encoder = EncodeStage(runner, features, spec)
+        self._board = Board(spec, cache, sampler, runner, encoder, config.max_rows)
+        self._admission = Admission(self._board, self._intake, holds_siblings=config.prefix_cache)
+        self._launcher = Launcher(
+            self._board, config.max_batched_tokens, self._admission.requeue, alone=config.deterministic
+        )
+        self._committer = Committer(self._board, self._admission.prompt_cached)
+        self._deadlines = Deadlines()
+        self._arrivals = 0
+        self._paused = False
+        self._aborted: KestrelError | None = None
+        self._idle = threading.Condition()
+
+    # -- any thread
+
+    @property
+    def interner(self) -> Interner:
+        """What makes cache keys of this lane's prompts."""
+        return self.cache.interner
+
+    @property
+    def wake(self) -> Callable[[], None]:
+        """Called when something came in; set by the device thread."""
+        return self._intake.wake
+
+    @wake.setter
+    def wake(self, wake: Callable[[], None]) -> None:
+        self._intake.wake = wake
+
+    def submit(self, work: Work) -> None:
+        """Take ``work``. Raises CapacityError or InvalidRequestError when it can never run, EngineBusyError when the
+        queue is full, EngineStoppedError when the lane takes nothing any more."""
+        limit = self.limits.output_limit(work)
+        self._intake.submit(Sequence(work, 0, limit), exempt=work.exempt_queue)
+
+    def cancel(self, work_id: int) -> None:
+        """End ``work_id`` as cancelled; nothing happens when it has ended."""
+        self._intake.cancel(work_id)
+
+    def abort(self, error: KestrelError) -> None:
+        """End everything with ``error`` at the next tick, and refuse what comes later with it."""
+        self._intake.close(error)
+        self._aborted = error
+        self._intake.wake()
+
+    def pause(self) -> None:
+        """Launch nothing until ``resume``; steps in flight still commit, timeouts and cancellations still count."""
+        self._paused = True
+
+    def resume(self) -> None:
+        """Go on launching."""
+        self._paused = False
+        self._intake.wake()
+
+    def drain(self) -> None:
+        """Refuse new works; those taken run to their end (``wait_idle``)."""
+        self._intake.close()
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing runs, waits or is on its way in."""
+        return self._intake.is_empty and not self._intake.waiting and not self._board.sequences
+
+    def wait_idle(self, timeout_s: float | None = None) -> bool:
+        """True once the lane is idle, False after ``timeout_s``. Not on the device thread."""
+        with self._idle:
+            return self._idle.wait_for(lambda: self.is_idle and not self._board.in_flight, timeout_s)
+
+    def stats(self) -> dict[str, float]:
+        """Gauges and counters, by name."""
+        board, counters, cache = self._board, self._board.counters, self.cache.stats()
+        return {
+            "running": board.num_running,
+            "waiting": self._intake.waiting,
+            "cache_usage": cache.usage,
+            "cache_queried_positions": cache.queried_positions,
+            "cache_hit_positions": cache.cached_positions,
+            "steps": counters.steps,
+            "preemptions": counters.preemptions,
+            "prefill_tokens": counters.prefill_tokens,
+            "generated_tokens": counters.generated_tokens,
+            "encoded_items": counters.encoded_items,
+            "finished": counters.finished,
+            "failed": counters.failed,
+            "cancelled": counters.cancelled,
+            "faults": counters.faults,
+        }
+
+    def check_empty(self) -> None:
+        """Raise AssertionError unless nothing is held. Not while the device thread ticks."""
+        self._board.check_empty()
+        assert not len(self._admission), "sequences wait"
+
+    # -- device thread
+
+    def tick(self) -> bool:
+        """One round. True while there is more to do without anything new coming in."""
+        board = self._board
+        with torch.inference_mode():
+            if not self._intake.is_empty or self._aborted is not None:
+                self._take_in()
+            at = self._deadlines.next
+            if at is not None:
+                self._expire(at)
+            launched = not self._paused and self._launch()
+            self._commit(launched)
+        if board.events:
+            events, board.events = board.events, []
+            self.sink(events)
+        if board.in_flight or (board.sequences and not self._paused):
+            return True
+        with self._idle:
+            self._idle.notify_all()
+        return False
+
+    @property
+    def next_deadline(self) -> float | None:
+        """When a tick is due although nothing came in (``time.monotonic`` seconds)."""
+        return self._deadlines.next
+
+    def recover(self, error: BaseException) -> None:
+        """A tick raised: end what runs with ``error``; what waits goes on."""
+        board, now = self._board, self._clock()
+        for seq in [s for s in board.sequences.values() if s.lease is not None]:
+            board.fault(seq, fault(seq.id, "the lane failed", error), now)
+        while board.in_flight:
+            for lease in board.in_flight.popleft().pinned:
+                lease.unpin()
+
+    def _take_in(self) -> None:
+        board = self._board
+        for seq in self._intake.submitted():
+            self._arrivals += 1
+            seq.arrival = self._arrivals
+            board.sequences[seq.id] = seq
+            self._deadlines.add(seq.id, seq.work.deadline)
+            self._admission.enqueue(seq)
+        now = self._clock()
+        for work_id in self._intake.cancelled():
+            cancelled = board.sequences.get(work_id)
+            if cancelled is not None:
+                board.cancel(cancelled, now)
+        if self._aborted is not None:
+            for seq in list(board.sequences.values()):
+                if seq.phase is not Phase.ENDED:
+                    board.fail(seq, self._aborted, now)
+            self._aborted = None
+
+    def _expire(self, at: float) -> None:
+        now = self._clock()
+        if now < at:
+            return
+        for work_id in self._deadlines.expired(now):
+            seq = self._board.sequences.get(work_id)
+            if seq is not None:
+                waited = now - seq.work.submitted
+                self._board.fail(
+                    seq,
+                    RequestTimeoutError(
+                        f"work {seq.id} did not finish within {waited:.1f} s (queue time included), with "
+                        f"{len(seq.tokens)} tokens so far. Retry, or raise timeout_s."
+                    ),
+                    now,
+                )
+
+    def _launch(self) -> bool:
+        """Launch the next step; False when there is nothing to run now."""
+        board = self._board
+        depth = self._depth()
+        while len(board.in_flight) >= depth:
+            self._commit_oldest()
+        now = self._clock()
+        if board.room and len(self._admission):
+            self._admission.admit(now)
+        if board.prefilling:
+            outcome = board.encoder.advance(board.prefilling)
+            board.counters.encoded_items += outcome.items
+            for seq, error in outcome.failed:
+                board.fault(seq, error, now)
+        step = Step(decode=self._launcher.decode(now) if board.decoding else None)
+        if step.decode is not None:
+            board.in_flight.append(step)
+        if board.prefilling:
+            rows = 0 if step.decode is None else len(step.decode.members)
+            step.prefill = self._launcher.prefill(rows, now)
+            if step.prefill is not None and step.decode is None:
+                board.in_flight.append(step)
+        launched = step.decode is not None or step.prefill is not None
+        board.counters.steps += launched
+        return launched
+
+    def _depth(self) -> int:
+        """Steps that may be in flight: one while the host has a say between the steps of some sequence."""
+        return 1 if self._board.num_gated else self.config.steps_in_flight
+
+    def _commit(self, launched: bool) -> None:
+        in_flight = self._board.in_flight
+        while in_flight and (not launched or len(in_flight) >= self._depth()):
+            self._commit_oldest()
+
+    def _commit_oldest(self) -> None:
+        step = self._board.in_flight.popleft()
+        self._committer.commit(step, self._clock)

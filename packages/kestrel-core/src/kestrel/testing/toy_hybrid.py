@@ -1,0 +1,194 @@
+"""A toy token model over every kind of state, written plainly over the views, and its oracle.
+
+x = embedding + bins + position, media features in their place; then full attention, sliding-window attention, a
+decaying recurrent state and (optionally) cross attention, each added to x; logits of the normalised x.
+Letters: T tokens, C hidden, V vocabulary, W aux width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from kestrel.spi.batch import Batch, CrossView, PagedView, RowExtent
+from kestrel.spi.driver import TokenDriver, TokenSpec
+from kestrel.spi.media import MediaSpec
+from kestrel.spi.states import AuxOutput, CrossKV, PagedKV, Recurrent, StatePart, StateSpec, WindowKV
+from kestrel.testing.toy_oracle import HIDDEN, ToyWeights, oracle
+from kestrel.types import Prepared
+
+__all__ = ["COORD", "EOS", "NAN", "ToyHybrid"]
+
+EOS, COORD, NAN = 1, 2, 3  # ends a sequence; comes with bins when aux is on; poisons its sequence
+
+
+class ToyHybrid(TokenDriver):
+    """``window`` None leaves the sliding-window state out; ``recurrent``, ``cross`` and ``aux`` turn the others on.
+
+    Media kind "image" goes into positions, "audio" into cross attention.
+    """
+
+    def __init__(
+        self,
+        seed: int = 0,
+        *,
+        vocab_size: int = 32,
+        window: int | None = 5,
+        recurrent: bool = True,
+        cross: bool = False,
+        aux: bool = False,
+        position_rows: int = 1,
+        max_positions: int = 256,
+        max_cost: int = 2,
+    ) -> None:
+        self.weights = ToyWeights.make(seed, vocab_size, torch.float32, nan_id=NAN)
+        self.window, self.has_recurrent, self.has_cross, self.has_aux = window, recurrent, cross, aux
+        self.seed, self.encoded_items = seed, 0
+        states: list[StateSpec] = [PagedKV(name="full", layers=1, kv_heads=1, head_dim=HIDDEN)]
+        if window is not None:
+            states.append(WindowKV(name="local", layers=1, kv_heads=1, head_dim=HIDDEN, window=window))
+        if recurrent:
+            part = StatePart(name="s", shape=(HIDDEN,), dtype="float32")
+            states.append(Recurrent(name="memory", layers=1, parts=(part,)))
+        if cross:
+            states.append(CrossKV(name="media", layers=1, kv_heads=1, head_dim=HIDDEN, max_len=8))
+        media = [MediaSpec(kind="image", max_cost=max_cost)]
+        if cross:
+            media.append(MediaSpec(kind="audio", into="cross", max_items=1, max_cost=max_cost))
+        self.spec = TokenSpec(
+            vocab_size=vocab_size,
+            hidden_size=HIDDEN,
+            max_positions=max_positions,
+            eos_ids=frozenset({EOS}),
+            position_rows=position_rows,
+            states=tuple(states),
+            aux=(AuxOutput(name="xy", token_id=COORD, cardinality=8, width=2),) if aux else (),
+            media=tuple(media),
+        )
+
+    def encode(self, kind: str, packed: Sequence[Prepared]) -> torch.Tensor:
+        self.encoded_items += len(packed)
+        return torch.cat([item.tensors["x"] for item in packed]) @ self.weights.media
+
+    def write_cross(
+        self, encoded: torch.Tensor, packed: Sequence[Prepared], views: Mapping[str, CrossView]
+    ) -> None:
+        view = views["media"]
+        start = 0
+        for item, entry in zip(packed, view.entries_B.tolist(), strict=True):
+            x = encoded[start : start + len(item.tensors["x"])]
+            view.k_LEKSD[0, entry, 0, : len(x)] = x @ self.weights.cross[1]
+            view.v_LEKSD[0, entry, 0, : len(x)] = x @ self.weights.cross[2]
+            start += len(x)
+
+    def embed(self, batch: Batch) -> torch.Tensor:
+        w = self.weights
+        x_TC = w.embedding[batch.ids_T]
+        if self.has_aux:
+            x_TC = x_TC + batch.aux_TW.float() @ w.bins
+        if batch.features_RC is not None:
+            features = batch.features_RC[batch.media_rows_T.clamp(min=0)]
+            x_TC = torch.where((batch.media_rows_T >= 0)[:, None], features, x_TC)
+        angles = batch.positions_PT.sum(0).float()[:, None] * w.frequencies
+        return x_TC + torch.sin(angles)
+
+    def forward(self, batch: Batch, x_TC: torch.Tensor) -> torch.Tensor:
+        w = self.weights
+        x_TC = x_TC + self._attend(x_TC, batch.paged("full"), w.full)
+        if self.window is not None:
+            x_TC = x_TC + self._attend(x_TC, batch.paged("local"), w.local)
+        if self.has_recurrent:
+            x_TC = x_TC + self._remember(x_TC, batch)
+        if self.has_cross:
+            x_TC = x_TC + self._cross(x_TC, batch)
+        return x_TC
+
+    def logits(self, h_NC: torch.Tensor) -> torch.Tensor:
+        return self._normalised(h_NC) @ self.weights.unembedding
+
+    def aux_logits(self, h_NC: torch.Tensor, ids_N: torch.Tensor) -> torch.Tensor:
+        return (self._normalised(h_NC) @ self.weights.aux_head).view(len(h_NC), 2, 8)
+
+    def oracle(
+        self,
+        tokens: Sequence[int],
+        *,
+        bins: Sequence[Sequence[int]] = (),
+        media: Sequence[tuple[int, Prepared]] = (),
+        cross: Prepared | None = None,
+        ranges: Sequence[tuple[int, int]] = (),
+        positions: Sequence[int] | None = None,
+    ) -> torch.Tensor:
+        """Logits [n, V] in float64 of the whole sequence at once; ``media`` by start position."""
+        weights = ToyWeights.make(self.seed, self.spec.vocab_size, torch.float64, nan_id=NAN)
+        return oracle(
+            weights,
+            tokens,
+            bins=bins if self.has_aux else (),
+            media=[(start, item.tensors["x"]) for start, item in media],
+            cross=None if cross is None or not self.has_cross else cross.tensors["x"],
+            ranges=ranges,
+            positions=positions,
+            window=self.window,
+            recurrent=self.has_recurrent,
+        )
+
+    @staticmethod
+    def _normalised(h_NC: torch.Tensor) -> torch.Tensor:
+        return h_NC / h_NC.square().mean(-1, keepdim=True).add(1e-6).sqrt()
+
+    def _attend(self, x_TC: torch.Tensor, view: PagedView, qkvo: torch.Tensor) -> torch.Tensor:
+        q, k, v = x_TC @ qkvo[0], x_TC @ qkvo[1], x_TC @ qkvo[2]
+        size = view.page_size
+        view.k_LPKSD[0, view.slots_T // size, 0, view.slots_T % size] = k
+        view.v_LPKSD[0, view.slots_T // size, 0, view.slots_T % size] = v
+        out = torch.zeros_like(q)
+        for b, tokens, extent in _sequences(view.extents):
+            end = extent.computed + extent.query_len
+            at = torch.arange(end)
+            pages = view.page_table_BN[b, at // size].long()
+            keys, values = view.k_LPKSD[0, pages, 0, at % size], view.v_LPKSD[0, pages, 0, at % size]
+            for t in range(extent.query_len):
+                position = extent.computed + t
+                last = max([position + 1, *(z for a, z in extent.bidirectional if a <= position < z)])
+                first = 0 if view.window is None else max(0, position - view.window + 1)
+                scores = keys[first:last] @ q[tokens.start + t] / HIDDEN**0.5
+                out[tokens.start + t] = scores.softmax(0) @ values[first:last]
+        return out @ qkvo[3]
+
+    def _remember(self, x_TC: torch.Tensor, batch: Batch) -> torch.Tensor:
+        view, w = batch.recurrent("memory"), self.weights
+        state = view.parts["s"][0]
+        inputs = torch.tanh(x_TC @ w.memory_in)
+        out = torch.zeros_like(x_TC)
+        for b, tokens, extent in _sequences(view.extents):
+            slot = int(view.slots_B[b])
+            stores = {count: target for row, count, target in view.host_stores if row == b}
+            for t in range(extent.query_len):
+                state[slot] = w.decay * state[slot] + inputs[tokens.start + t]
+                out[tokens.start + t] = state[slot]
+                if t + 1 in stores:
+                    state[stores[t + 1]] = state[slot]
+        return out @ w.memory_out
+
+    def _cross(self, x_TC: torch.Tensor, batch: Batch) -> torch.Tensor:
+        view, w = batch.cross("media"), self.weights
+        q = x_TC @ w.cross[0]
+        out = torch.zeros_like(q)
+        for b, tokens, _ in _sequences(view.extents):
+            length, entry = int(view.lens_B[b]), int(view.entries_B[b])
+            if length:
+                keys, values = view.k_LEKSD[0, entry, 0, :length], view.v_LEKSD[0, entry, 0, :length]
+                out[tokens] = (q[tokens] @ keys.T / HIDDEN**0.5).softmax(-1) @ values
+        return out @ w.cross[3]
+
+
+def _sequences(extents: Sequence[RowExtent] | None) -> list[tuple[int, slice, RowExtent]]:
+    """(row, its tokens in the batch, its extent) of each sequence."""
+    assert extents is not None
+    found, start = [], 0
+    for b, extent in enumerate(extents):
+        found.append((b, slice(start, start + extent.query_len), extent))
+        start += extent.query_len
+    return found

@@ -1,0 +1,185 @@
+"""Drives a token lane by hand: submit, tick until idle, collect what each work got."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from kestrel.config import Settings
+from kestrel.lanes import Failed, Finished, TokensReady, Work
+from kestrel.lanes.limits import LaneConfig
+from kestrel.lanes.token import TokenLane
+from kestrel.sampling import Sampler, SamplingParams
+from kestrel.spi.decoding import Decoding
+from kestrel.state import FeaturePool, KeyRun, PoolSizes, StateCache
+from kestrel.testing.invariants import check_idle, check_running
+from kestrel.types import Layout, Token
+
+torch.set_num_threads(1)
+
+CPU = torch.device("cpu")
+
+
+@dataclass
+class Outcome:
+    """What one work got."""
+
+    tokens: list[Token] = field(default_factory=list)
+    finished: Finished | None = None
+    error: BaseException | None = None
+
+    @property
+    def ids(self) -> list[int]:
+        return [token.id for token in self.tokens]
+
+    @property
+    def ended(self) -> bool:
+        return self.finished is not None or self.error is not None
+
+
+class Clock:
+    """A clock that moves when told to, and a microsecond at each look."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        self.now += 1e-6
+        return self.now
+
+
+class Bench:
+    """A token lane over a toy driver, and the outcomes of its works."""
+
+    def __init__(
+        self,
+        driver: Any,
+        *,
+        pages: int = 64,
+        page_size: int = 4,
+        max_rows: int = 4,
+        budget: int = 16,
+        depth: int = 1,
+        prefix_cache: bool = True,
+        max_queue: int = 100_000,
+        feature_rows: int = 32,
+        deterministic: bool = False,
+        window_pages: int | None = None,
+        checkpoints: int = 8,
+        entries: int = 4,
+        max_len: int = 256,
+    ) -> None:
+        spec = driver.spec
+        windows = {s.window: window_pages or pages for s in spec.states if hasattr(s, "window")}
+        self.cache = StateCache(
+            spec,
+            device=CPU,
+            dtype=torch.float32,
+            page_size=page_size,
+            sizes=PoolSizes(
+                pages=pages,
+                window_pages=windows,
+                live_slots=max_rows,
+                checkpoint_slots=checkpoints,
+                cross_entries=entries,
+            ),
+            max_ahead=depth * (budget + 1),
+            prefix_cache=prefix_cache,
+        )
+        features = None
+        if spec.media:
+            features = FeaturePool(feature_rows, spec.hidden_size, device=CPU, dtype=torch.float32)
+        self.clock = Clock()
+        self.driver = driver
+        self.outcomes: dict[int, Outcome] = {}
+        self.lane = TokenLane(
+            driver,
+            cache=self.cache,
+            sampler=Sampler(spec, max_rows, CPU),
+            features=features,
+            config=LaneConfig(
+                max_rows=max_rows,
+                max_batched_tokens=budget,
+                max_len=max_len,
+                steps_in_flight=depth,
+                max_queue=max_queue,
+                prefix_cache=prefix_cache,
+                deterministic=deterministic,
+            ),
+            device=CPU,
+            sink=self.take,
+            clock=self.clock,
+        )
+        self._next = 0
+
+    def take(self, events: Sequence[Any]) -> None:
+        for event in events:
+            outcome = self.outcomes[event.work_id]
+            assert not outcome.ended, f"an event after the end: {event}"
+            match event:
+                case TokensReady(tokens=tokens):
+                    assert tokens
+                    outcome.tokens += tokens
+                case Finished():
+                    outcome.finished = event
+                case Failed(error=error):
+                    outcome.error = error
+
+    def work(
+        self,
+        layout: Layout | Sequence[int],
+        *,
+        max_tokens: int | None = 8,
+        decoding: Decoding | None = None,
+        stop: Sequence[int] = (),
+        settings: dict[str, Any] | None = None,
+        **more: Any,
+    ) -> Work:
+        if not isinstance(layout, Layout):
+            layout = Layout(tokens=tuple(layout))
+        decoding = decoding or Decoding(stop_ids=frozenset(stop))
+        resolved = Settings(max_tokens=max_tokens, temperature=0.0).with_(**(settings or {}))
+        self._next += 1
+        more.setdefault("submitted", self.clock())
+        return Work(
+            id=self._next,
+            layout=layout,
+            keys=KeyRun.of(layout, self.lane.interner),
+            params=SamplingParams.resolve(resolved, decoding, self.driver.spec),
+            decoding=decoding,
+            seed=more.pop("seed", 1),
+            **more,
+        )
+
+    def submit(self, layout: Any, **more: Any) -> int:
+        work = layout if isinstance(layout, Work) else self.work(layout, **more)
+        self.outcomes[work.id] = Outcome()
+        self.lane.submit(work)
+        return work.id
+
+    def tick(self, count: int = 1) -> bool:
+        more = True
+        for _ in range(count):
+            more = self.lane.tick()
+            check_running(self.lane)
+        return more
+
+    def run(self, until: Callable[[], bool] | None = None, limit: int = 5000) -> None:
+        for _ in range(limit):
+            if until is not None and until():
+                return
+            if not self.tick():
+                break
+        else:
+            raise AssertionError("the lane does not come to rest")
+        if until is None:
+            check_idle(self.lane)
+            assert all(outcome.ended for outcome in self.outcomes.values())
+
+    def generate(self, layout: Any, **more: Any) -> Outcome:
+        work_id = self.submit(layout, **more)
+        self.run()
+        return self.outcomes[work_id]
