@@ -7,6 +7,7 @@ import torch
 
 from kestrel.ops.extents import blocks_of
 from kestrel.ops.paged_attention import _cuts, paged_attention
+from kestrel.ops.pages import rows_of_positions
 from kestrel.ops.view_cases import ViewShape, make_view
 from kestrel.ops.write_kv import write_kv
 from kestrel.spi.batch import RowExtent
@@ -145,3 +146,9 @@ def test_groups_of_decode_rows_compute_what_one_group_does(monkeypatch):
     grouped = replace(view)
     assert torch.allclose(paged_attention(q, grouped, 0, 0.25), together, atol=1e-6)
     assert len(grouped.memo["decode"]) == 3
+
+
+def test_row_numbers_do_not_overflow_32_bits():
+    table = torch.tensor([[2_000_000]], dtype=torch.int32)
+    rows = rows_of_positions(table, torch.tensor([[3]]), 128, 16)
+    assert rows[0, 127, 0] == (2_000_000 * 128 + 127) * 16 + 3

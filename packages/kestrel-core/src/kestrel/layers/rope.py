@@ -49,23 +49,23 @@ class Rope(nn.Module):
         assert inv_freq.shape == (self.rot_dim // 2,), (
             f"{tuple(inv_freq.shape)} frequencies for {self.rot_dim} dims"
         )
-        self._inv_freq = inv_freq
-        self._rows = None if rows is None else torch.tensor(rows, dtype=torch.int64, device="cpu")
+        self._freq_R = torch.cat(
+            (-inv_freq, inv_freq)
+        )  # cos and sin of these angles are laid out as ops.rope wants
+        self._rows_R = None if rows is None else torch.tensor([*rows, *rows], dtype=torch.int64, device="cpu")
         name = dtype_name(dtype or torch.get_default_dtype())
         self._call = ops.resolve(OpQuery.of("rope", head_dim=head_dim, rot_dim=self.rot_dim, dtype=name))
 
     def forward(self, positions_PT: torch.Tensor) -> Angles:
         """The angles of every token of a launch."""
-        if self._inv_freq.device != positions_PT.device:
-            self._inv_freq = self._inv_freq.to(positions_PT.device)
-            self._rows = None if self._rows is None else self._rows.to(positions_PT.device)
-        if self._rows is None:
-            position = positions_PT[0].unsqueeze(-1)
+        if self._freq_R.device != positions_PT.device:
+            self._freq_R = self._freq_R.to(positions_PT.device)
+            self._rows_R = None if self._rows_R is None else self._rows_R.to(positions_PT.device)
+        if self._rows_R is None:
+            angle = positions_PT[0].unsqueeze(1) * self._freq_R
         else:
-            position = positions_PT.t().index_select(1, self._rows)
-        angle = position * self._inv_freq
-        sin = angle.sin()
-        return Angles(angle.cos().repeat(1, 2), torch.cat((-sin, sin), dim=-1))
+            angle = positions_PT.t().index_select(1, self._rows_R) * self._freq_R
+        return Angles(angle.cos(), angle.sin())
 
     def rotate(self, x_THD: torch.Tensor, angles: Angles) -> torch.Tensor:
         """``x_THD`` rotated, a new tensor."""

@@ -27,28 +27,25 @@ def once_per_launch(view: AnyView, layer: int, name: str, build: Callable[[AnyVi
     return staged
 
 
-def rows_of_slots(slots: torch.Tensor, num_heads: int, page_size: int) -> torch.Tensor:
-    """Pool rows [T, K] of ``slots`` [T], int64."""
-    heads = torch.arange(num_heads, device=slots.device)
-    page = slots.div(page_size, rounding_mode="floor")
-    return (
-        (page * num_heads)
-        .unsqueeze(-1)
-        .add(heads)
-        .mul_(page_size)
-        .add_((slots - page * page_size).unsqueeze(-1))
-    )
+def rows_of_slots(slots_T: torch.Tensor, num_heads: int, page_size: int) -> torch.Tensor:
+    """Pool rows [T, K] of ``slots_T``, int64."""
+    page = slots_T.div(page_size, rounding_mode="floor")
+    first = slots_T.add(page, alpha=page_size * (num_heads - 1))  # the row of head 0
+    return first.unsqueeze(1) + _head_steps(num_heads, page_size, slots_T.device)
 
 
 def rows_of_positions(
     page_table_BN: torch.Tensor, positions_BJ: torch.Tensor, num_heads: int, page_size: int
 ) -> torch.Tensor:
-    """Pool rows [B, K, J] of absolute positions of each sequence, int64."""
+    """Pool rows [B, K, J] of absolute positions (int64) of each sequence, int64."""
     page_idx = positions_BJ.div(page_size, rounding_mode="floor")
-    page = page_table_BN.gather(1, page_idx).to(torch.int64)
-    heads = torch.arange(num_heads, device=page.device).view(1, -1, 1)
-    offset = positions_BJ - page_idx * page_size
-    return (page * num_heads).unsqueeze(1).add(heads).mul_(page_size).add_(offset.unsqueeze(1))
+    page = page_table_BN.gather(1, page_idx)
+    first = positions_BJ.sub(page_idx, alpha=page_size).add_(page, alpha=page_size * num_heads)
+    return first.unsqueeze(1) + _head_steps(num_heads, page_size, page.device).unsqueeze(1)
+
+
+def _head_steps(num_heads: int, page_size: int, device: torch.device) -> torch.Tensor:
+    return torch.arange(0, num_heads * page_size, page_size, device=device)
 
 
 def gather_rows(pool_PKSD: torch.Tensor, rows_BKJ: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
