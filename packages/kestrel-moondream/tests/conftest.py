@@ -10,6 +10,14 @@ from kestrel.spi import ModelCard, TensorInfo
 sys.path.insert(0, str(Path(__file__).parent))  # the oracle and the layouts, which tests share
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread():
+    """Tiny tensors are slower on several threads."""
+    import torch
+
+    torch.set_num_threads(1)
+
+
 class SpelledTokenizer:
     """A ``TextTokenizer`` whose text ids are 1000 + the code point; control ids cannot come from text."""
 
@@ -71,7 +79,6 @@ def load():
     from kestrel_moondream import MoondreamFamily
 
     def build(path, **config):
-        torch.set_num_threads(1)
         card = read_card("a/model", path)
         given = RuntimeConfig(model_path=path, **config)
         ctx = BuildContext(
