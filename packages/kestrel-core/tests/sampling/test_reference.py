@@ -14,7 +14,7 @@ from kestrel.sampling.philox import Gumbel
 from kestrel.spi import Automaton, Decoding, Host, LogitRule, Static, TokenSet, TokenSpec
 from kestrel.types import Token
 
-V = 23
+V = 90  # some sets leave out few ids and some leave out many: both ways of banning
 SPEC = TokenSpec(vocab_size=V, hidden_size=4, max_positions=64)
 NOISE = Gumbel(V, torch.device("cpu"))
 
@@ -153,7 +153,7 @@ def rows(draw):
     return given_settings, decoding, draw(id_lists), draw(st.integers(0, 2**63 - 1)), draw(st.integers(0, 3))
 
 
-@settings(max_examples=80)
+@settings(max_examples=50)
 @given(st.lists(rows(), min_size=1, max_size=4), st.integers(0, 2**31), st.integers(0, 4))
 def test_every_row_of_a_batch_is_sampled_as_by_the_naive_version(batch, noise_seed, preempt_at):
     generator = torch.Generator().manual_seed(noise_seed)

@@ -11,6 +11,7 @@ import torch
 from kestrel.config import Settings
 from kestrel.sampling import RowStatus, Sampler, SamplingParams, intersect, token_logprobs
 from kestrel.spi import Automaton, AuxOutput, Decoding, Host, LogitRule, Static, TokenSet, TokenSpec
+from kestrel.testing.capture import CaptureGuard
 from kestrel.types import Token
 
 V = 17
@@ -418,3 +419,28 @@ def test_intersect_keeps_what_every_set_holds():
 
     assert intersect(sets, V) == TokenSet(((3, 4), (6, 9)))
     assert intersect([], V) == TokenSet(((0, V),))
+
+
+def test_sampling_can_be_captured_whatever_its_rows_need():
+    rules = (
+        Static(allowed=TokenSet.span(0, 9), first=1), Host(start=lambda: pytest.fail("the lane starts host rules")),
+        Automaton(classes=(TokenSet.of([7]),), next=((1, 0), (0, 1)), mask=(TokenSet.all(), TokenSet.span(0, 9))),
+        LogitRule(op="prefer_group", params={"group": TokenSet.span(3, 5)}),
+    )  # fmt: skip
+    params = SamplingParams.resolve(
+        Settings(
+            temperature=1.0, top_k=5, top_p=0.9, min_p=0.01, repetition_penalty=1.1, presence_penalty=0.1,
+            logit_bias={2: 1.0}, min_tokens=2, stop_token_ids=(4,), logprobs=True,
+        ),
+        Decoding(rules=rules, needs_aux=True),
+        AUX_SPEC,
+    )  # fmt: skip
+    sampler = Sampler(AUX_SPEC, 2, CPU)
+    sampler.set_row(0, params, seed=0)
+    sampler.set_row(1, SamplingParams(), seed=0)
+    table, rows, h_NC = logits(0, 2), torch.tensor([0, 1]), torch.zeros(2, 3)
+
+    with CaptureGuard():
+        sampled = sampler.sample(table, [0, 1], rows, h_NC, lambda h, ids: torch.zeros(2, 3, 8))
+
+    assert sampled.status.tolist() == [RowStatus.OK, RowStatus.OK]

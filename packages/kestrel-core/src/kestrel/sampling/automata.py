@@ -1,6 +1,6 @@
 """Automata on the device: tables of every automaton in use, side by side, and the states of rows.
 
-Shapes: N rows, A automata per row, S states of all automata, K ranges of a state's mask, V vocabulary.
+Shapes: N rows, A automata per row, S states of all automata, K ranges that a state bans, V vocabulary.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from kestrel.sampling.ranges import Ranges, ranges_of
+from kestrel.sampling.ranges import Ranges, banned_ranges, ranges_of
 from kestrel.spi.decoding import Automaton, TokenSet
 
 __all__ = ["AutomatonBank"]
@@ -29,7 +29,7 @@ class _Entry:
     source: Automaton
     classes_V: NDArray[np.int32]
     next: NDArray[np.int32]
-    masks: list[Ranges]
+    banned: list[Ranges]
     rows: int = 0
 
 
@@ -75,9 +75,9 @@ class AutomatonBank:
             state = int(entry.next[state, entry.classes_V[token_id]])
         return state
 
-    def bounds(self, numbers_NA: torch.Tensor, states_NA: torch.Tensor) -> torch.Tensor:
-        """Starts and ends [N, A·K, 2] of what may follow in each state."""
-        return self._bounds_SK2[self._base[numbers_NA] + states_NA].flatten(1, 2)
+    def banned(self, numbers_NA: torch.Tensor, states_NA: torch.Tensor) -> torch.Tensor:
+        """Bounds [N, A·K, 2] of what may not follow in each state."""
+        return self._banned_SK2[self._base[numbers_NA] + states_NA].flatten(1, 2)
 
     def advance(self, numbers_NA: torch.Tensor, states_NA: torch.Tensor, ids_N: torch.Tensor) -> torch.Tensor:
         """States [N, A] after one more token per row."""
@@ -94,7 +94,7 @@ class AutomatonBank:
             source=automaton,
             classes_V=classes_V,
             next=np.asarray(automaton.next, dtype=np.int32).reshape(len(automaton.mask), width),
-            masks=[ranges_of(mask, self._vocab_size) for mask in automaton.mask],
+            banned=[banned_ranges(mask, self._vocab_size) for mask in automaton.mask],
         )
 
     def _drop_idle(self) -> bool:
@@ -106,22 +106,22 @@ class AutomatonBank:
     def _upload(self) -> None:
         entries = list(self._entries.values())
         self.numbers = {key: number for number, key in enumerate(self._entries)}
-        sizes = [len(entry.masks) for entry in entries]
+        sizes = [len(entry.banned) for entry in entries]
         bases = np.concatenate(([0], np.cumsum([entry.next.size for entry in entries])[:-1]))
         offsets = [
             base + np.arange(size) * entry.next.shape[1]
             for base, size, entry in zip(bases, sizes, entries, strict=True)
         ]
-        most = max(len(mask) for entry in entries for mask in entry.masks) or 1
+        most = max(len(mask) for entry in entries for mask in entry.banned) or 1
         bounds = np.full((sum(sizes), most, 2), self._vocab_size, dtype=np.int64)
-        for state, mask in enumerate(mask for entry in entries for mask in entry.masks):
+        for state, mask in enumerate(mask for entry in entries for mask in entry.banned):
             if mask:
                 bounds[state, : len(mask)] = mask
         self._base = self._tensor(np.concatenate(([0], np.cumsum(sizes)[:-1])))
         self._offset_S = self._tensor(np.concatenate(offsets))
         self._next = self._tensor(np.concatenate([entry.next.ravel() for entry in entries]))
         self._classes = self._tensor(np.stack([entry.classes_V for entry in entries]))
-        self._bounds_SK2 = self._tensor(bounds)
+        self._banned_SK2 = self._tensor(bounds)
 
     def _tensor(self, values: NDArray[np.generic]) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(values)).to(self._device)

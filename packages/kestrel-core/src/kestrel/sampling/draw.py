@@ -15,21 +15,20 @@ __all__ = ["draw"]
 
 def draw(
     logits_NV: torch.Tensor,
+    best_N: torch.Tensor,
+    noise_NV: torch.Tensor,
     temperature_N: torch.Tensor,
     top_k_N: torch.Tensor,
     top_p_N: torch.Tensor,
     min_p_N: torch.Tensor,
-    noise_NV: torch.Tensor,
     needs: Needs,
 ) -> torch.Tensor:
-    """Ids [N]. Rows of temperature 0 take the largest logit, lowest id on ties.
+    """Ids [N], drawn with standard Gumbel ``noise``; ``best`` are the largest logits.
 
-    ``noise`` is standard Gumbel noise. Filters cut on the tempered distribution: top-k first,
-    then top-p on what is left (a token goes when the mass before it exceeds top_p), then min-p.
+    Filters cut on the tempered distribution: top-k first, then top-p on what is left (a token goes when the mass
+    before it exceeds top_p), then min-p. What rows of temperature 0 draw is meaningless.
     """
-    best_N, greedy_N = logits_NV.max(dim=1)
-    is_greedy_N = temperature_N == 0
-    divisor_N1 = torch.where(is_greedy_N, torch.ones_like(temperature_N), temperature_N)[:, None]
+    divisor_N1 = temperature_N.masked_fill(temperature_N == 0, 1.0)[:, None]
     scaled_NV = _tempered(logits_NV, best_N, divisor_N1)
     if needs & Needs.SORT:
         ranked_NV = _descending(logits_NV)
@@ -37,8 +36,7 @@ def draw(
         scaled_NV = scaled_NV.masked_fill(~_first_ranks(logits_NV, ranked_NV, num_kept_N1), -torch.inf)
     if needs & Needs.MIN_P:
         scaled_NV = scaled_NV.masked_fill(scaled_NV < min_p_N.log()[:, None], -torch.inf)
-    drawn_N = (scaled_NV + noise_NV).argmax(dim=1)
-    return torch.where(is_greedy_N, greedy_N, drawn_N)
+    return (scaled_NV + noise_NV).argmax(dim=1)
 
 
 def _tempered(logits_NV: torch.Tensor, best_N: torch.Tensor, divisor_N1: torch.Tensor) -> torch.Tensor:

@@ -1,23 +1,22 @@
-"""What may follow: Static windows, automata and host masks of every row, intersected; then logit rules.
+"""What may not follow: ids that a row's Static windows, automata or host mask ban; then logit rules.
 
-Shapes: N rows, V vocabulary, K ranges, A automata per row, M masks per row.
+Masks are kept as the ranges that they ban, so intersecting what they allow is a union.
+Shapes: N rows, V vocabulary, K ranges, A automata per row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 
 from kestrel.sampling.automata import AutomatonBank
-from kestrel.sampling.params import Needs, SamplingParams
-from kestrel.sampling.ranges import allowed_by, ranges_of
+from kestrel.sampling.params import ALWAYS, Needs, SamplingParams
+from kestrel.sampling.ranges import banned_ranges, covered_by, ranges_of
 from kestrel.sampling.table import RowLists
 from kestrel.spi.decoding import Automaton, LogitRule, TokenSet
 
 __all__ = ["LogitRules", "Masks"]
-
-_ALWAYS = 2**62
 
 
 class Masks:
@@ -27,23 +26,21 @@ class Masks:
         self._vocab_size = vocab_size
         self._bank = AutomatonBank(vocab_size, device)
         off = (vocab_size, vocab_size)
-        self._static_ranges = RowLists(rows, (*off, 0, 0), device=device)  # start, end, first, last
-        self._windows = RowLists(rows, (0, 0), device=device)  # first, last
-        self._host_ranges = RowLists(rows, off, device=device)
+        self._static = RowLists(rows, (*off, 0, 0), device=device)  # start, end, first, last
+        self._host = RowLists(rows, off, device=device)
         self._automata = RowLists(rows, (0, 0), device=device)  # number in the bank, state
         self._held: dict[int, tuple[Automaton, ...]] = {}
-        for row in range(rows):
-            self.set_host(row, TokenSet.all())
 
     def set(self, row: int, params: SamplingParams, history: Sequence[int]) -> None:
         """Rules of a new row whose output so far is ``history``."""
-        windows, ranges = [], []
-        for rule in params.statics:
-            window = (rule.first, _ALWAYS if rule.last is None else rule.last)
-            windows.append(window)
-            ranges += [(*pair, *window) for pair in ranges_of(rule.allowed, self._vocab_size)]
-        self._windows.set(row, windows)
-        self._static_ranges.set(row, ranges)
+        self._static.set(
+            row,
+            [
+                (start, end, rule.first, ALWAYS if rule.last is None else rule.last)
+                for rule in params.statics
+                for start, end in banned_ranges(rule.allowed, self._vocab_size)
+            ],
+        )
         renumbered = self._bank.acquire(params.automata)
         self._held[row] = params.automata
         self._automata.set(row, [(self._number(a), self._bank.walk(a, history)) for a in params.automata])
@@ -52,36 +49,38 @@ class Masks:
 
     def clear(self, row: int) -> None:
         """The row has no rules."""
-        self._windows.set(row, ())
-        self._static_ranges.set(row, ())
+        self._static.set(row, ())
         self._automata.set(row, ())
-        self.set_host(row, TokenSet.all())
+        self._host.set(row, ())
         self._bank.release(self._held.pop(row, ()))
 
     def set_host(self, row: int, allowed: TokenSet) -> None:
         """What the row's host rules allow next."""
-        self._host_ranges.set(row, ranges_of(allowed, self._vocab_size))
+        self._host.set(row, banned_ranges(allowed, self._vocab_size))
 
-    def allowed(self, rows: torch.Tensor, index_N: torch.Tensor, needs: Needs) -> torch.Tensor:
-        """The ids [N, V] that every mask of the row allows at its output index.
+    def banned(self, rows: torch.Tensor, index_N: torch.Tensor, needs: Needs) -> torch.Tensor:
+        """The ids [N, V] that a mask of the row bans at its output index.
 
-        Only the kinds in ``needs`` are looked at; a row without masks of a kind allows everything there.
+        Only the kinds in ``needs`` are looked at; a row without masks of a kind bans nothing there.
         """
-        bounds, is_on, num_masks_N = [], [], torch.zeros_like(index_N)
+        parts = list(self._parts(rows, index_N, needs))
+        if len(parts) == 1:
+            return covered_by(*parts[0], self._vocab_size)
+        is_on = [torch.ones_like(b[..., 0], dtype=torch.bool) if on is None else on for b, on in parts]
+        return covered_by(torch.cat([b for b, _ in parts], 1), torch.cat(is_on, 1), self._vocab_size)
+
+    def _parts(
+        self, rows: torch.Tensor, index_N: torch.Tensor, needs: Needs
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor | None]]:
+        """Bounds [N, K, 2] per kind of mask, and which of them are on (None: all)."""
         if needs & Needs.STATIC:
-            static_NK4, windows_NM2 = self._static_ranges.values[rows], self._windows.values[rows]
-            bounds.append(static_NK4[..., :2])
-            is_on.append(_inside(index_N, static_NK4[..., 2:]))
-            num_masks_N = num_masks_N + _inside(index_N, windows_NM2).sum(1)
+            static_NK4 = self._static.values[rows]
+            index_N1 = index_N[:, None]
+            yield static_NK4[..., :2], (static_NK4[..., 2] <= index_N1) & (index_N1 < static_NK4[..., 3])
         if needs & Needs.AUTOMATA:
-            numbers_NA, states_NA = self._automata.values[rows].unbind(-1)
-            bounds.append(self._bank.bounds(numbers_NA, states_NA))
-            num_masks_N = num_masks_N + numbers_NA.shape[1]
+            yield self._bank.banned(*self._automata.values[rows].unbind(-1)), None
         if needs & Needs.HOST:
-            bounds.append(self._host_ranges.values[rows])
-            num_masks_N = num_masks_N + 1
-        is_on += [torch.ones_like(part[..., 0], dtype=torch.bool) for part in bounds[len(is_on) :]]
-        return allowed_by(torch.cat(bounds, 1), torch.cat(is_on, 1), num_masks_N, self._vocab_size)
+            yield self._host.values[rows], None
 
     def advance(self, rows: torch.Tensor, ids_N: torch.Tensor) -> None:
         """Automata take one token per row."""
@@ -128,11 +127,4 @@ class LogitRules:
         return logits_NV
 
     def _member(self, ranges: RowLists, rows: torch.Tensor) -> torch.Tensor:
-        bounds_NK2 = ranges.values[rows]
-        is_on_NK = torch.ones_like(bounds_NK2[..., 0], dtype=torch.bool)
-        return allowed_by(bounds_NK2, is_on_NK, torch.ones_like(rows), self._vocab_size)
-
-
-def _inside(index_N: torch.Tensor, windows_NM2: torch.Tensor) -> torch.Tensor:
-    """Whether the output index lies in each window, [N, M]."""
-    return (windows_NM2[..., 0] <= index_N[:, None]) & (index_N[:, None] < windows_NM2[..., 1])
+        return covered_by(ranges.values[rows], None, self._vocab_size)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntFlag, auto
@@ -9,13 +10,18 @@ from typing import TypeVar
 
 from kestrel.config import Settings
 from kestrel.errors import InvalidRequestError
-from kestrel.spi.decoding import Automaton, Decoding, Host, LogitRule, Static, TokenSet
+from kestrel.sampling.ranges import banned_ranges
+from kestrel.spi.decoding import Automaton, Decoding, Host, LogitRule, Static
 from kestrel.spi.driver import TokenSpec
 
-__all__ = ["Needs", "SamplingParams"]
+__all__ = ["ALWAYS", "Bias", "Needs", "SamplingParams"]
 
 Num = TypeVar("Num", int, float)
 
+Bias = tuple[int, float, int, int]
+
+ALWAYS = 2**62  # an output index that no sequence reaches
+FEW = 64  # ids that are cheaper to ban one by one than by a mask over the vocabulary
 GREEDY_BELOW = 1e-6  # float32 cannot divide logits by less without overflow
 PENALTY_BOUNDS = (0.01, 100.0)  # outside, a penalised logit may leave float32
 
@@ -42,8 +48,9 @@ class Needs(IntFlag):
 class SamplingParams:
     """One row's parameters. ``top_k`` 0 and ``top_p`` 1 are off; ``temperature`` 0 is greedy, lowest id on ties.
 
-    ``statics`` hold the family's Static rules and the ban of stop ids before ``min_tokens``. ``max_tokens`` None
-    means to the end of the context.
+    ``biases`` are added to logits: (id, value, first output index, last, excluded). They hold the caller's own, and
+    as −inf the bans of Static rules that leave out a few ids, stop ids before ``min_tokens`` among them. ``statics``
+    are the other Static rules. ``max_tokens`` None means to the end of the context.
     """
 
     temperature: float = 0.0
@@ -53,7 +60,7 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
-    logit_bias: tuple[tuple[int, float], ...] = ()
+    biases: tuple[Bias, ...] = ()
     stop_ids: frozenset[int] = frozenset()
     min_tokens: int = 0
     max_tokens: int | None = None
@@ -78,9 +85,11 @@ class SamplingParams:
         stop_ids = frozenset(settings.stop_token_ids) | (
             frozenset() if settings.ignore_eos else decoding.stop_ids
         )
-        statics = tuple(rule for rule in decoding.rules if isinstance(rule, Static))
-        if settings.min_tokens and stop_ids:
-            statics += (Static(allowed=TokenSet.of(stop_ids).but(), last=settings.min_tokens),)
+        statics, bans = _split([r for r in decoding.rules if isinstance(r, Static)], spec.vocab_size)
+        early = (
+            [(i, -math.inf, 0, settings.min_tokens) for i in sorted(stop_ids)] if settings.min_tokens else []
+        )
+        own = [(i, value, 0, ALWAYS) for i, value in sorted(settings.logit_bias.items())]
         temperature, top_k = _or(settings.temperature, 0.0), _or(settings.top_k, 0)
         return cls(
             temperature=0.0 if decoding.greedy or temperature < GREEDY_BELOW else temperature,
@@ -90,13 +99,13 @@ class SamplingParams:
             repetition_penalty=_or(settings.repetition_penalty, 1.0),
             presence_penalty=settings.presence_penalty,
             frequency_penalty=settings.frequency_penalty,
-            logit_bias=tuple(sorted(settings.logit_bias.items())),
+            biases=(*own, *bans, *early),
             stop_ids=stop_ids,
             min_tokens=settings.min_tokens,
             max_tokens=_least(settings.max_tokens, decoding.max_tokens),
             logprobs=settings.logprobs,
             top_logprobs=min(settings.top_logprobs, spec.vocab_size),
-            statics=statics,
+            statics=tuple(statics),
             automata=tuple(rule for rule in decoding.rules if isinstance(rule, Automaton)),
             logit_rules=tuple(rule for rule in decoding.rules if isinstance(rule, LogitRule)),
             hosts=tuple(rule for rule in decoding.rules if isinstance(rule, Host)),
@@ -110,7 +119,7 @@ class SamplingParams:
         penalised = self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
         facts = {
             Needs.PENALTIES: penalised,
-            Needs.BIAS: bool(self.logit_bias),
+            Needs.BIAS: bool(self.biases),
             Needs.STATIC: bool(self.statics),
             Needs.AUTOMATA: bool(self.automata),
             Needs.HOST: bool(self.hosts),
@@ -127,6 +136,19 @@ class SamplingParams:
             if wanted:
                 needs |= stage
         return needs
+
+
+def _split(rules: Iterable[Static], vocab_size: int) -> tuple[list[Static], list[Bias]]:
+    """Rules that need a mask over the vocabulary, and the bans of the others as biases."""
+    wide, bans = [], []
+    for rule in rules:
+        ranges = banned_ranges(rule.allowed, vocab_size)
+        if sum(end - start for start, end in ranges) > FEW:
+            wide.append(rule)
+            continue
+        last = ALWAYS if rule.last is None else rule.last
+        bans += [(i, -math.inf, rule.first, last) for start, end in ranges for i in range(start, end)]
+    return wide, bans
 
 
 def _or(value: Num | None, default: Num) -> Num:

@@ -11,7 +11,7 @@ import torch
 
 from kestrel.spi.decoding import TokenSet
 
-__all__ = ["allowed_by", "intersect", "ranges_of"]
+__all__ = ["banned_ranges", "covered_by", "intersect", "ranges_of"]
 
 Ranges = list[tuple[int, int]]
 
@@ -30,6 +30,11 @@ def ranges_of(tokens: TokenSet, vocab_size: int) -> Ranges:
     return _complement(merged, vocab_size) if tokens.inverted else merged
 
 
+def banned_ranges(allowed: TokenSet, vocab_size: int) -> Ranges:
+    """The ids that are not in ``allowed``, as ranges."""
+    return ranges_of(allowed.but(), vocab_size)
+
+
 def intersect(sets: Sequence[TokenSet], vocab_size: int) -> TokenSet:
     """The ids that every set holds (all of the vocabulary for no sets)."""
     left: Ranges = [(0, vocab_size)]
@@ -39,18 +44,19 @@ def intersect(sets: Sequence[TokenSet], vocab_size: int) -> TokenSet:
     return TokenSet(tuple(left))
 
 
-def allowed_by(
-    bounds_NK2: torch.Tensor, is_on_NK: torch.Tensor, need_N: torch.Tensor, vocab_size: int
-) -> torch.Tensor:
-    """A mask [N, V]: ids covered by exactly ``need`` of the row's ranges that are on.
+def covered_by(bounds_NK2: torch.Tensor, is_on_NK: torch.Tensor | None, vocab_size: int) -> torch.Tensor:
+    """A mask [N, V] of the ids that any of the row's ranges covers; ranges that are not on cover nothing.
 
-    Ranges of one mask are disjoint, so with ``need`` = the number of masks this is their intersection. Padding
-    starts and ends at ``vocab_size``. Integer arithmetic: the same whatever the batch.
+    ``bounds`` are starts and ends, in any order, overlapping or not; padding starts and ends at ``vocab_size``.
+    Integer arithmetic: the same whatever the batch.
     """
-    weight_NK = is_on_NK.to(torch.int32)
-    edges = torch.zeros(bounds_NK2.shape[0], vocab_size + 1, dtype=torch.int32, device=bounds_NK2.device)
-    edges.scatter_add_(1, bounds_NK2.flatten(1), torch.stack((weight_NK, -weight_NK), dim=-1).flatten(1))
-    return edges.cumsum(1, dtype=torch.int32)[:, :vocab_size] == need_N[:, None]
+    num_rows, num_ranges, _ = bounds_NK2.shape
+    steps_NK = torch.ones(num_rows, num_ranges, dtype=torch.int32, device=bounds_NK2.device)
+    if is_on_NK is not None:
+        steps_NK = steps_NK.mul_(is_on_NK)
+    edges = torch.zeros(num_rows, vocab_size + 1, dtype=torch.int32, device=bounds_NK2.device)
+    edges.scatter_add_(1, bounds_NK2.flatten(1), torch.stack((steps_NK, -steps_NK), dim=-1).flatten(1))
+    return edges.cumsum_(1)[:, :vocab_size] > 0
 
 
 def _complement(ranges: Ranges, vocab_size: int) -> Ranges:

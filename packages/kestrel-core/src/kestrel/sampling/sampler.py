@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from kestrel.config import MAX_TOP_LOGPROBS
+from kestrel.sampling.biases import Biases
 from kestrel.sampling.draw import draw
 from kestrel.sampling.masks import LogitRules, Masks
 from kestrel.sampling.params import Needs, SamplingParams
@@ -30,6 +31,7 @@ __all__ = ["Sampler"]
 AuxFn = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 _MASKED = Needs.STATIC | Needs.AUTOMATA | Needs.HOST
+_CAN_EMPTY = _MASKED | Needs.BIAS | Needs.LOGIT_RULES
 _PLAIN = Needs.STOP | Needs.AUX  # a row that needs no more is an argmax
 
 
@@ -47,8 +49,7 @@ class Sampler:
         self._counters = torch.zeros(rows, 3, dtype=torch.int64, device=device)  # seed, output index, choice
         self._noise = Gumbel(spec.vocab_size, device)
         self._stops = RowLists(rows, (-1,), device=device)
-        self._bias_ids = RowLists(rows, (0,), device=device)
-        self._bias = RowLists(rows, (0.0,), device=device, dtype=torch.float32)
+        self._biases = Biases(rows, device)
         self._penalties = Penalties(spec.vocab_size, rows, device)
         self._masks = Masks(spec.vocab_size, rows, device)
         self._logit_rules = LogitRules(spec.vocab_size, rows, device)
@@ -74,8 +75,7 @@ class Sampler:
         self._needs_aux[row] = params.needs_aux
         self._counters[row] = self._tensor((seed, len(written), choice), torch.int64)
         self._stops.set(row, [(i,) for i in sorted(params.stop_ids)])
-        self._bias_ids.set(row, [(i,) for i, _ in params.logit_bias])
-        self._bias.set(row, [(bias,) for _, bias in params.logit_bias])
+        self._biases.set(row, params.biases)
         if params.needs & Needs.PENALTIES:
             self._penalties.set(row, params, prompt_ids, written)
         self._masks.set(row, params, written)
@@ -91,8 +91,7 @@ class Sampler:
         self._floats[row] = 0.0
         self._needs_aux[row] = False
         self._stops.set(row, ())
-        self._bias_ids.set(row, ())
-        self._bias.set(row, ())
+        self._biases.set(row, ())
         self._masks.clear(row)
         self._logit_rules.set(row, ())
         self._with_hosts.discard(row)
@@ -132,16 +131,17 @@ class Sampler:
         logprob_NV: torch.Tensor | None = None
         if needs & ~_PLAIN:
             processed_NV = self._processed(logits_NV, rows, needs)
-            if needs & (_MASKED | Needs.LOGIT_RULES):
-                is_empty_N = (processed_NV.amax(1) == -torch.inf) & (status_N == RowStatus.OK)
+            best_N, ids_N = processed_NV.max(dim=1)
+            if needs & _CAN_EMPTY:
+                is_empty_N = best_N.isneginf() & (status_N == RowStatus.OK)
                 status_N = status_N.masked_fill(is_empty_N, RowStatus.EMPTY_MASK)
-            ids_N = self._choose(processed_NV, rows, needs)
+            if needs & Needs.DRAW:
+                ids_N = self._draw(processed_NV, best_N, ids_N, rows, needs)
             if needs & Needs.LOGPROBS:
                 logprob_NV = processed_NV.log_softmax(1)
             self._advance(rows, ids_N, needs)
-        top = (
-            None if logprob_NV is None else logprob_NV.topk(min(MAX_TOP_LOGPROBS, logprob_NV.shape[1]), dim=1)
-        )
+        top_k = min(MAX_TOP_LOGPROBS, logits_NV.shape[1])
+        top = None if logprob_NV is None else logprob_NV.topk(top_k, dim=1)
         aux_NW, is_fault_N = self._aux(ids_N, rows, needs, h_NC, aux_fn)
         status_N = status_N.masked_fill(is_fault_N & (status_N == RowStatus.OK), RowStatus.NON_FINITE)
         return Sampled(
@@ -160,20 +160,29 @@ class Sampler:
         if needs & Needs.PENALTIES:
             logits_NV = self._penalties.apply(logits_NV, rows)
         if needs & Needs.BIAS:
-            logits_NV = logits_NV.scatter_add(1, self._bias_ids.column(rows, 0), self._bias.column(rows, 0))
+            logits_NV = self._biases.apply(logits_NV, rows, self._counters[rows, 1])
         if needs & _MASKED:
-            allowed_NV = self._masks.allowed(rows, self._counters[rows, 1], needs)
-            logits_NV = logits_NV.masked_fill(~allowed_NV, -torch.inf)
+            banned_NV = self._masks.banned(rows, self._counters[rows, 1], needs)
+            logits_NV = logits_NV.masked_fill(banned_NV, -torch.inf)
         if needs & Needs.LOGIT_RULES:
             logits_NV = self._logit_rules.apply(logits_NV, rows)
         return logits_NV
 
-    def _choose(self, processed_NV: torch.Tensor, rows: torch.Tensor, needs: Needs) -> torch.Tensor:
-        if not needs & Needs.DRAW:
-            return processed_NV.argmax(dim=1)
+    def _draw(
+        self,
+        processed_NV: torch.Tensor,
+        best_N: torch.Tensor,
+        greedy_N: torch.Tensor,
+        rows: torch.Tensor,
+        needs: Needs,
+    ) -> torch.Tensor:
+        """Drawn ids [N]; rows of temperature 0 keep ``greedy``."""
         temperature_N, top_p_N, min_p_N = self._floats[rows].unbind(1)
         noise_NV = self._noise(*self._counters[rows].unbind(1))
-        return draw(processed_NV, temperature_N, self._top_k[rows], top_p_N, min_p_N, noise_NV, needs)
+        drawn_N = draw(
+            processed_NV, best_N, noise_NV, temperature_N, self._top_k[rows], top_p_N, min_p_N, needs
+        )
+        return torch.where(temperature_N == 0, greedy_N, drawn_N)
 
     def _advance(self, rows: torch.Tensor, ids_N: torch.Tensor, needs: Needs) -> None:
         self._counters[rows, 1] += 1
