@@ -2,12 +2,13 @@
 
 import inspect
 import re
+import types
 from pathlib import Path
 
 import pytest
 
 from kestrel import spi
-from kestrel.plugins import hookspecs
+from kestrel.plugins import PluginHost, hookspecs
 
 PAGE = Path(__file__).parents[4] / "docs/plugins.md"
 
@@ -39,3 +40,12 @@ def test_page_names_every_public_name_of_the_spi(page: str):
 
 def test_page_states_the_current_spi_version(page: str):
     assert f"KESTREL_SPI_VERSION = {spi.VERSION}" in page
+
+
+def test_example_of_the_page_is_a_plugin(page: str):
+    (source,) = re.findall(r"^```python\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL)
+    module = types.ModuleType("kestrel_acme")
+    exec(source, vars(module))
+    host = PluginHost.from_modules({"acme": module})
+    assert not host.failed
+    assert [entry.name for entry in host.catalog()] == ["acme/one"]
