@@ -405,6 +405,20 @@ def test_the_scratch_row_may_be_named_many_times():
         assert padded == alone.sample(table[:1], [0], torch.tensor([0])).ids[0]
 
 
+def test_a_row_that_is_taken_again_keeps_nothing_of_its_last_sequence():
+    rules = (Static(allowed=TokenSet.of([3])), Host(start=lambda: pytest.fail("the lane starts host rules")))
+    sampler = Sampler(SPEC, 2, CPU)
+    old = resolve(Decoding(rules=rules, stop_ids=frozenset({1})), presence_penalty=2.0, logit_bias={5: 9.0})
+    sampler.set_row(0, old, seed=0)
+    sampler.set_host_mask(0, TokenSet.of([3]))
+    sampler.sample(logits(), [0], torch.tensor([0]))
+
+    sampler.set_row(0, resolve(presence_penalty=1e-9), seed=0)
+
+    assert int(sampler.sample(logits(), [0], torch.tensor([0])).ids) == int(logits().argmax())
+    assert sampler.host_rows() == frozenset()
+
+
 def test_sampling_leaves_the_models_logits_as_they_are():
     table = logits(1)
     before = table.clone()

@@ -42,6 +42,7 @@ class Sampler:
         rows = max_rows + 1
         self._spec, self._device = spec, device
         self._needs = [Needs.NONE] * rows
+        self._in_use: set[int] = set()
         self._with_hosts: set[int] = set()
         self._floats = torch.zeros(rows, 3, device=device)  # temperature, top_p, min_p
         self._top_k = torch.zeros(rows, dtype=torch.int64, device=device)
@@ -68,6 +69,9 @@ class Sampler:
 
         ``prompt_ids`` count for the repetition penalty. ``choice`` numbers the outputs of one request.
         """
+        if row in self._in_use:
+            self.clear_row(row)
+        self._in_use.add(row)
         written = [token.id for token in history]
         self._needs[row] = params.needs
         self._floats[row] = self._tensor((params.temperature, params.top_p, params.min_p), torch.float32)
@@ -95,6 +99,7 @@ class Sampler:
         self._masks.clear(row)
         self._logit_rules.set(row, ())
         self._with_hosts.discard(row)
+        self._in_use.discard(row)
 
     def host_rows(self) -> frozenset[int]:
         """Rows whose next sampling waits for ``set_host_mask``."""
