@@ -177,3 +177,34 @@ def test_a_window_without_pages_does_not_shorten_what_full_attention_can_reuse_l
     lease.close()
     run(cache, text(*range(9)))
     assert cached(cache, text(*range(9))) == 8, "the second run gave the nodes their window pages back"
+
+
+def test_a_window_hit_at_a_mark_counts_the_positions_inside_its_page(new_cache, run):
+    cache = new_cache("full", "window")
+    run(cache, text(*range(6)))
+    assert cached(cache, text(*range(7))) == 6, "1 to 5 are seen: a whole page and two positions"
+
+
+def test_a_mark_without_its_window_page_is_no_hit(new_cache, run):
+    cache = new_cache("window", window_pages=3)
+    run(cache, text(*range(6), marks=(4,)))
+    lease = cache.open(KeyRun.of(text(50, 51), cache.interner), reserve=8)  # takes one of the two idle pages
+    assert cached(cache, text(*range(7))) == 0
+    lease.close()
+
+
+def test_on_a_full_pool_a_hit_takes_over_the_very_page_that_it_would_copy(new_cache, run):
+    narrow = WindowKV(name="window", layers=1, kv_heads=1, head_dim=1, window=3)
+    cache = new_cache("full", narrow, window_pages=3)
+    run(cache, text(*range(6)))
+    pool = cache.pool("window").k_LPKSD
+    pool[0, :, 0, 0, 0] = pool.new_tensor([0, 10, 20, 30])
+    other = cache.open(
+        KeyRun.of(text(50, 51), cache.interner), reserve=8
+    )  # takes the free page and the oldest
+    lease = cache.open(KeyRun.of(text(*range(7)), cache.interner), reserve=7)
+    assert lease.cached == 6
+    assert pool[0, lease.table("window")[1], 0, 0, 0] == 20, "what the second page held"
+    cache.check()
+    lease.close()
+    other.close()

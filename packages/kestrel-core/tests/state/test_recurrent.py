@@ -43,7 +43,7 @@ def test_a_hit_ends_where_a_checkpoint_sits(new_cache, run):
 def test_the_branch_point_gets_a_checkpoint_so_the_third_prompt_hits_deeper(new_cache, run):
     cache = new_cache("full", "recurrent")
     run(cache, Layout(tokens=tuple(range(30))))
-    second = (*range(13), 100, 101)
+    second = (*range(13), *range(100, 120))
     assert cached(cache, *second) == 0
     run(cache, Layout(tokens=second))
     assert cached(cache, *range(13), 200, 201) == 12

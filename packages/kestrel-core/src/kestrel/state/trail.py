@@ -111,8 +111,6 @@ class Trail:
         assert self._tip is not None
         node = self._tip
         if computed > node.end:
-            if self._keys.splits_range(computed):
-                return False
             node = self._end_inside(node, computed)
         slots = self._pools.slots
         if not live_slot or node.checkpoint or slots is None or not slots.adopt_live(self._tree):

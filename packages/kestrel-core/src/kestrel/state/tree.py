@@ -230,7 +230,8 @@ class PrefixTree:
             self._leaves = sorted(fresh, key=lambda entry: entry[:2])
 
     def _remove(self, node: Node) -> Node:
-        """Unlink leaf ``node``; returns its parent, which was used no earlier than its child."""
+        """Unlink leaf ``node``; returns its parent. The oldest leaf goes first, so a parent that was not used on
+        its own since is the next to go."""
         parent = node.parent
         assert parent is not None
         assert node.is_leaf
@@ -251,7 +252,6 @@ class PrefixTree:
             if not same_length:
                 del parent.partials[len(node.key)]
         self.num_nodes -= 1
-        parent.stamp = max(parent.stamp, node.stamp)
         return parent
 
     def _drop_window(self, node: Node, group: int) -> None:
