@@ -65,7 +65,10 @@ class CallRunner:
             raise InvalidRequestError(f"a stream shows one output; n is {ready.call.settings.n}. Leave n out")
         chunks = ChunkQueue()
         ready.scope.emit = chunks.put
+        usage = model.in_use()
+        usage.__enter__()  # held until the task ends, started or not
         task = asyncio.ensure_future(self._streamed(ready, chunks))
+        task.add_done_callback(lambda _: usage.__exit__(None, None, None))
 
         def cancel() -> None:
             ready.scope.cancel()
@@ -107,7 +110,7 @@ class CallRunner:
         scope, model = ready.scope, ready.model
         status, error_type, reason = "ok", None, None
         try:
-            with model.in_use(), self._telemetry.span(scope.request_id, model.model_id, ready.skill.name):
+            with self._telemetry.span(scope.request_id, model.model_id, ready.skill.name):
                 result = await self._within_deadline(ready)
             reason = result.finish_reason
             status = "cancelled" if reason == "cancelled" else "ok"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Any
@@ -21,10 +21,11 @@ from kestrel.engine.streams import EngineStream
 from kestrel.engine.telemetry import Telemetry
 from kestrel.errors import EngineStoppedError, InvalidRequestError
 from kestrel.plugins import PluginHost
+from kestrel.skills import builtin_skills
 from kestrel.spi import ModelInfo
 from kestrel.types import EngineResult
 
-__all__ = ["InferenceEngine", "ModelHandle"]
+__all__ = ["InferenceEngine", "ModelHandle", "installed_plugins"]
 
 log = logging.getLogger("kestrel.engine")
 
@@ -104,7 +105,7 @@ class InferenceEngine(Verbs):
                 "adapters are not supported yet; leave adapter_provider and api_key out"
             )
         configs = [_as_config(item) for item in (config, *models)]
-        host = plugins or await asyncio.to_thread(PluginHost.load, Environment.read())
+        host = plugins if plugins is not None else await asyncio.to_thread(installed_plugins)
         pool = ThreadPoolExecutor(max_workers=8, thread_name_prefix="kestrel-cpu")
         fleet = Fleet(configs, host, Router(asyncio.get_running_loop()), pool, progress)
         try:
@@ -188,15 +189,20 @@ class InferenceEngine(Verbs):
             return await model.prepare("image", image, settings)
 
     @contextlib.asynccontextmanager
-    async def _model(self, model_id: str) -> Any:
+    async def _model(self, model_id: str) -> AsyncIterator[LoadedModel]:
         self._check()
-        model: LoadedModel = await self.fleet.ready(model_id)
+        model = await self.fleet.ready(model_id)
         with model.in_use():
             yield model
 
     def _check(self) -> None:
         if self._stopping:
             raise EngineStoppedError("the engine is stopping or stopped; create a new one")
+
+
+def installed_plugins() -> PluginHost:
+    """The installed plugins (those that ``KESTREL_PLUGINS`` names, when set) beside the built-in skills."""
+    return PluginHost.load(Environment.read(), skills=builtin_skills())
 
 
 def _as_config(item: RuntimeConfig | str | None) -> RuntimeConfig:

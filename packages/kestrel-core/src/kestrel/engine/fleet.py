@@ -22,6 +22,7 @@ from kestrel.errors import CapacityError, EngineStoppedError, InvalidRequestErro
 from kestrel.lanes import DeviceThread
 from kestrel.media import MediaBudget
 from kestrel.plugins import PluginHost
+from kestrel.skills import builtin_skills
 from kestrel.spi import ModelInfo, Skill
 
 __all__ = ["Fleet", "ProgressReport"]
@@ -79,6 +80,7 @@ class Fleet:
     ) -> None:
         self._configs = tuple(configs)
         self._host = host
+        self._skills = {skill.name: skill for skill in builtin_skills()} | dict(host.skills)
         self._progress = progress
         self._slots: dict[str, Slot] = {}
         self._threads: dict[torch.device, DeviceThread] = {}
@@ -120,9 +122,9 @@ class Fleet:
 
     def skill(self, name: str) -> Skill:
         """A skill by name, a plugin's included. InvalidRequestError names the known ones."""
-        found = self._host.skills.get(name)
+        found = self._skills.get(name)
         if found is None:
-            raise InvalidRequestError(f"no skill is called {name!r}. {closest(name, self._host.skills)}")
+            raise InvalidRequestError(f"no skill is called {name!r}. {closest(name, self._skills)}")
         return found
 
     async def ready(self, model_id: str) -> LoadedModel:

@@ -12,19 +12,18 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from kestrel.config import RuntimeConfig, Settings
-from kestrel.device import has_streams
+from kestrel.config import Settings
 from kestrel.engine.loading import Blueprint, ProgressReport
 from kestrel.engine.media import MediaIntake, PreparedMedia
 from kestrel.engine.memory import Demand
 from kestrel.engine.router import Router
-from kestrel.errors import CapacityError, EngineStoppedError, InvalidRequestError, KestrelError
-from kestrel.lanes import DeviceThread, LaneConfig, StepLane, StepWork, TokenLane, Work
+from kestrel.errors import EngineStoppedError, InvalidRequestError, KestrelError
+from kestrel.lanes import DeviceThread, StepLane, StepWork, TokenLane, Work, build_token_lane
 from kestrel.loading import SafetensorsReader, load_tokenizer
 from kestrel.media import MediaBudget, MediaLimits
 from kestrel.ops import OpTable, resolve_ops
 from kestrel.plugins import PluginHost
-from kestrel.sampling import Sampler, SamplingParams
+from kestrel.sampling import SamplingParams
 from kestrel.spi import (
     BuildContext,
     Built,
@@ -33,9 +32,8 @@ from kestrel.spi import (
     StepDriver,
     TextTokenizer,
     TokenDriver,
-    TokenSpec,
 )
-from kestrel.state import FeaturePool, KeyRun, PoolSizes, StateCache, fixed_pages, plan_sizes
+from kestrel.state import KeyRun
 from kestrel.types import Layout, Media, Prepared
 
 if TYPE_CHECKING:
@@ -44,10 +42,6 @@ if TYPE_CHECKING:
 __all__ = ["LoadedModel", "Shared", "load_model"]
 
 log = logging.getLogger("kestrel.engine")
-
-FEATURE_LAUNCHES = 4
-LEAST_CONTEXT = 1024  # below, a model that does not fit is an error rather than a smaller model
-MOST_FEATURE_ROWS = 32_768
 
 MakeWork = Callable[["CallScope", int, int, bool], Any]
 
@@ -246,89 +240,25 @@ def _make_lane(
     config, driver = blueprint.config, built.main
     if isinstance(driver, StepDriver):
         return StepLane(driver, max_queue=config.max_queue, sink=router.deliver)
-    spec = driver.spec
-    if config.max_model_len is not None and config.max_model_len > spec.max_positions:
+    most = driver.spec.max_positions
+    if config.max_model_len is not None and config.max_model_len > most:
         raise InvalidRequestError(
-            f"max_model_len is {config.max_model_len}; {blueprint.card.model_id} has a context of {spec.max_positions}"
+            f"max_model_len is {config.max_model_len}; {blueprint.card.model_id} has a context of {most}"
         )
-    steps = config.steps_in_flight or (2 if has_streams(device) else 1)
-    max_len, sizes = _fit(spec, config, demand, steps * config.max_batched_tokens)
-    cache = StateCache(
-        spec,
-        device=device,
-        dtype=demand.dtype,
-        page_size=config.page_size,
-        sizes=sizes,
-        max_ahead=steps * config.max_batched_tokens,
-        prefix_cache=config.enable_prefix_cache,
-    )
-    lane_config = LaneConfig(
-        max_rows=config.max_batch_size,
-        max_batched_tokens=config.max_batched_tokens,
-        max_len=max_len,
-        steps_in_flight=steps,
-        max_queue=config.max_queue,
-        prefix_cache=config.enable_prefix_cache,
-        deterministic=config.deterministic,
-    )
-    return TokenLane(
+    lane = build_token_lane(
         driver,
-        cache=cache,
-        sampler=Sampler(spec, max_rows=config.max_batch_size, device=device),
-        features=_features(spec, config, max_len, device, demand.dtype),
-        config=lane_config,
+        config,
         device=device,
-        sink=router.deliver,
-    )
-
-
-def _fit(spec: TokenSpec, config: RuntimeConfig, demand: Demand, max_ahead: int) -> tuple[int, PoolSizes]:
-    """The context and its pools. A context that nobody asked for is halved until it fits, and that is logged."""
-    max_len = config.max_model_len or spec.max_positions
-    while True:
-        try:
-            sizes = _pool_sizes(spec, config, demand, max_len, max_ahead)
-        except CapacityError:
-            if config.max_model_len is not None or max_len < 2 * LEAST_CONTEXT:
-                raise
-            max_len //= 2
-            continue
-        if max_len < (config.max_model_len or spec.max_positions):
-            log.warning(
-                "the context is limited to %d of %d positions by %s; raise it, or set max_model_len",
-                max_len, spec.max_positions, demand.setting,
-            )  # fmt: skip
-        return max_len, sizes
-
-
-def _pool_sizes(
-    spec: TokenSpec, config: RuntimeConfig, demand: Demand, max_len: int, max_ahead: int
-) -> PoolSizes:
-    if demand.kv_pages is not None:
-        return fixed_pages(
-            spec,
-            demand.kv_pages,
-            page_size=config.page_size,
-            max_rows=config.max_batch_size,
-            max_ahead=max_ahead,
-        )
-    return plan_sizes(
-        spec,
-        demand.kv_bytes,
         dtype=demand.dtype,
-        page_size=config.page_size,
-        max_rows=config.max_batch_size,
-        max_len=max_len,
-        max_ahead=max_ahead,
+        kv_bytes=demand.kv_bytes,
+        sink=router.deliver,
         setting=demand.setting,
     )
-
-
-def _features(
-    spec: TokenSpec, config: RuntimeConfig, max_len: int, device: torch.device, dtype: torch.dtype
-) -> FeaturePool | None:
-    """Encoder features of media under way: a few launches' worth, and never less than one whole context."""
-    if not any(media.into == "positions" for media in spec.media):
-        return None
-    rows = max(FEATURE_LAUNCHES * config.max_batched_tokens, min(max_len, MOST_FEATURE_ROWS))
-    return FeaturePool(rows, spec.hidden_size, device=device, dtype=dtype)
+    if config.max_model_len is None and lane.limits.max_len < most:
+        log.warning(
+            "the context is limited to %d of %d positions by %s; raise it, or set max_model_len",
+            lane.limits.max_len,
+            most,
+            demand.setting,
+        )
+    return lane
