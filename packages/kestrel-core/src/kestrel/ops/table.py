@@ -113,7 +113,7 @@ class OpTable:
     def _record(self, choice: OpChoice) -> None:
         fell = choice.provider == REFERENCE and self._overrides.get(choice.query.op) != REFERENCE
         if not fell or self.device.type == "cpu":
-            log.info("%s: %s%s", choice.query, choice.provider, _because(choice.rejected))
+            log.debug("%s: %s%s", choice.query, choice.provider, _because(choice.rejected))
             return
         told = f"{choice.query} runs on the plain-torch reference on {self.device}{_because(choice.rejected)}"
         if self._strict:
