@@ -98,6 +98,9 @@ def _stage_decode(view: PagedView) -> list[_Group]:
     if view.extents is None:
         return [_stage_group(view, 0, view.computed_B.shape[0], view.limits.max_context_len, None)]
     lengths = [row.computed + 1 for row in view.extents]
+    assert len(lengths) == view.computed_B.shape[0], (
+        "a decode launch has an extent per row, dead rows included"
+    )
     per_position = view.k_LPKSD.shape[2] * view.k_LPKSD.shape[-1]
     budget = CACHE_NUMBERS // per_position if view.k_LPKSD.device.type == "cpu" else None
     groups, start = [], 0
