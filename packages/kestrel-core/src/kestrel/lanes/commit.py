@@ -122,7 +122,7 @@ class Committer:
             if seq.first_token_at is None:
                 seq.first_token_at = at
             self._take(seq, results, index, at)
-            if seq.phase is Phase.LAST:
+            if seq.phase is Phase.LAST and len(seq.tokens) >= seq.limit:
                 self._finish(seq, "length", at, seq.computed)
 
     # -- one row's token

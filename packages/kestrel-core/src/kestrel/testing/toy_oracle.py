@@ -39,6 +39,8 @@ class ToyWeights:
 
         embedding = draw(vocab_size, HIDDEN)
         embedding[nan_id] = torch.nan
+        unembedding = draw(HIDDEN, vocab_size, scale=8.0)
+        unembedding[:, nan_id] = 0.0  # never the best, so that only a prompt brings it in
         return cls(
             embedding=embedding,
             frequencies=torch.linspace(0.05, 1.5, HIDDEN).to(dtype),
@@ -50,7 +52,7 @@ class ToyWeights:
             memory_in=draw(HIDDEN, HIDDEN, scale=0.5),
             memory_out=draw(HIDDEN, HIDDEN, scale=0.5),
             decay=torch.linspace(0.2, 0.9, HIDDEN).to(dtype),
-            unembedding=draw(HIDDEN, vocab_size, scale=8.0),
+            unembedding=unembedding,
             aux_head=draw(HIDDEN, 16, scale=8.0),
         )
 
@@ -94,7 +96,8 @@ def oracle(
 
 def _attention(x: torch.Tensor, over: torch.Tensor, w: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
     scores = (x @ w[0]) @ (over @ w[1]).T / HIDDEN**0.5
-    return scores.masked_fill(~seen, -torch.inf).softmax(-1) @ (over @ w[2]) @ w[3]
+    out: torch.Tensor = scores.masked_fill(~seen, -torch.inf).softmax(-1) @ (over @ w[2]) @ w[3]
+    return out
 
 
 def _memory(inputs: torch.Tensor, decay: torch.Tensor) -> torch.Tensor:
@@ -102,5 +105,5 @@ def _memory(inputs: torch.Tensor, decay: torch.Tensor) -> torch.Tensor:
     n = len(inputs)
     ago = torch.arange(n)[:, None] - torch.arange(n)
     fade = torch.where((ago >= 0)[..., None], decay ** ago.clamp(min=0)[..., None], 0.0)
-    summed: torch.Tensor = torch.einsum("ijc,jc->ic", fade, inputs)  # type: ignore[no-untyped-call, unused-ignore]
+    summed: torch.Tensor = torch.einsum("ijc,jc->ic", fade, inputs)
     return summed

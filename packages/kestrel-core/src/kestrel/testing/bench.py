@@ -1,4 +1,4 @@
-"""Drives a token lane by hand: submit, tick until idle, collect what each work got."""
+"""Drives a token lane by hand: submit, tick until idle, see what each work got and that nothing leaked."""
 
 from __future__ import annotations
 
@@ -9,16 +9,18 @@ from typing import Any
 import torch
 
 from kestrel.config import Settings
-from kestrel.lanes import Failed, Finished, TokensReady, Work
+from kestrel.lanes import Event, Failed, Finished, TokensReady, Work
 from kestrel.lanes.limits import LaneConfig
 from kestrel.lanes.token import TokenLane
 from kestrel.sampling import Sampler, SamplingParams
 from kestrel.spi.decoding import Decoding
+from kestrel.spi.driver import TokenDriver
+from kestrel.spi.states import WindowKV
 from kestrel.state import FeaturePool, KeyRun, PoolSizes, StateCache
 from kestrel.testing.invariants import check_idle, check_running
 from kestrel.types import Layout, Token
 
-torch.set_num_threads(1)
+__all__ = ["CPU", "Bench", "Clock", "Outcome"]
 
 CPU = torch.device("cpu")
 
@@ -33,10 +35,12 @@ class Outcome:
 
     @property
     def ids(self) -> list[int]:
+        """The generated ids."""
         return [token.id for token in self.tokens]
 
     @property
     def ended(self) -> bool:
+        """Its last event came."""
         return self.finished is not None or self.error is not None
 
 
@@ -56,7 +60,7 @@ class Bench:
 
     def __init__(
         self,
-        driver: Any,
+        driver: TokenDriver,
         *,
         pages: int = 64,
         page_size: int = 4,
@@ -73,7 +77,7 @@ class Bench:
         max_len: int = 256,
     ) -> None:
         spec = driver.spec
-        windows = {s.window: window_pages or pages for s in spec.states if hasattr(s, "window")}
+        windows = {s.window: window_pages or pages for s in spec.states if isinstance(s, WindowKV)}
         self.cache = StateCache(
             spec,
             device=CPU,
@@ -115,7 +119,8 @@ class Bench:
         )
         self._next = 0
 
-    def take(self, events: Sequence[Any]) -> None:
+    def take(self, events: Sequence[Event]) -> None:
+        """The lane's sink."""
         for event in events:
             outcome = self.outcomes[event.work_id]
             assert not outcome.ended, f"an event after the end: {event}"
@@ -138,6 +143,7 @@ class Bench:
         settings: dict[str, Any] | None = None,
         **more: Any,
     ) -> Work:
+        """A work with a fresh id: greedy unless ``settings`` say otherwise, ended by ``stop`` ids."""
         if not isinstance(layout, Layout):
             layout = Layout(tokens=tuple(layout))
         decoding = decoding or Decoding(stop_ids=frozenset(stop))
@@ -154,13 +160,15 @@ class Bench:
             **more,
         )
 
-    def submit(self, layout: Any, **more: Any) -> int:
+    def submit(self, layout: Work | Layout | Sequence[int], **more: Any) -> int:
+        """Submit a work (or what ``work`` makes of the arguments); its id."""
         work = layout if isinstance(layout, Work) else self.work(layout, **more)
+        self.lane.submit(work)  # a work that is refused has no outcome
         self.outcomes[work.id] = Outcome()
-        self.lane.submit(work)
         return work.id
 
     def tick(self, count: int = 1) -> bool:
+        """``count`` ticks, each followed by the checks that hold at any time; what the last one returned."""
         more = True
         for _ in range(count):
             more = self.lane.tick()
@@ -168,6 +176,7 @@ class Bench:
         return more
 
     def run(self, until: Callable[[], bool] | None = None, limit: int = 5000) -> None:
+        """Tick until ``until`` holds, or until nothing is left to do: then nothing may be held."""
         for _ in range(limit):
             if until is not None and until():
                 return
@@ -179,7 +188,8 @@ class Bench:
             check_idle(self.lane)
             assert all(outcome.ended for outcome in self.outcomes.values())
 
-    def generate(self, layout: Any, **more: Any) -> Outcome:
+    def generate(self, layout: Work | Layout | Sequence[int], **more: Any) -> Outcome:
+        """Submit one work and run until the lane is idle."""
         work_id = self.submit(layout, **more)
         self.run()
         return self.outcomes[work_id]
