@@ -82,7 +82,7 @@ def act(simulation, media, action: str, n: int, in_flight: int) -> None:
 
 @pytest.mark.parametrize("in_flight", [1, 2])
 @pytest.mark.parametrize("states", KINDS, ids="+".join)
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(steps=st.lists(actions, min_size=20, max_size=90), pages=st.integers(6, 24), room=st.integers(0, 6))
 def test_launches_read_what_their_prefix_wrote(simulate, media, states, in_flight, steps, pages, room):
     simulation = simulate(
