@@ -225,3 +225,12 @@ def test_file_itself_may_be_given(tmp_path):
     byte_level().save(str(file))
     assert json.loads(file.read_text())["model"]["type"] == "BPE"
     assert load_tokenizer(str(file)).encode("") == []
+
+
+def test_word_tokenizers_hide_their_control_words_too(load):
+    tokenizer = Tokenizer(models.WordLevel({"<pad>": 0, "[UNK]": 1, "a": 2, " ": 3}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(" ", "isolated")
+    tokenizer.add_special_tokens(["<pad>", "[UNK]"])
+    loaded = load(tokenizer)
+    assert loaded.encode("a a") == [2, 3, 2]
+    assert loaded.encode("<pad>") == [1]

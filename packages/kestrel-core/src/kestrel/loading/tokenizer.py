@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,13 +35,12 @@ class HubTokenizer:
         added = spec.get("added_tokens") or []
         self._control = {t["content"]: int(t["id"]) for t in added if is_control(t["content"], t["special"])}
         self._control_ids = frozenset(self._control.values())
-        self._text = Tokenizer.from_str(json.dumps(_without_control(spec, self._control)))
+        self._text = Tokenizer.from_str(json.dumps(_without_control(spec, self._control), ensure_ascii=False))
         self._text.encode_special_tokens = True  # hidden names too are text, should a text spell one
         self._refused = self._control_ids - {self._control[t] for t in UNKNOWN if t in self._control}
         self._added = {int(t["id"]): str(t["content"]) for t in added if t["content"] not in self._control}
         self._spelling = spelling_of(spec)
-        vocab = self._text.get_vocab(with_added_tokens=True)
-        self.vocab_size = max([*vocab.values(), *self._control_ids], default=-1) + 1
+        self.vocab_size = 1 + max([*_vocabulary_ids(spec), *self._added, *self._control_ids], default=-1)
         self._bytes: list[bytes | None] = [None] * self.vocab_size
 
     def encode(self, text: str) -> list[int]:
@@ -128,12 +127,13 @@ def _without_control(spec: Mapping[str, Any], control: Mapping[str, int]) -> dic
     """
     model = dict(spec["model"])
     vocab = model.get("vocab")
-    if isinstance(vocab, dict):
-        model["vocab"] = {_hidden(t, control): i for t, i in vocab.items()}
-    elif isinstance(vocab, list):
+    if isinstance(vocab, list):
         model["vocab"] = [[_hidden(piece, control), score] for piece, score in vocab]
-    if "merges" in model:
-        model["merges"] = [merge for merge in model["merges"] if control.keys().isdisjoint(_involved(merge))]
+    elif isinstance(vocab, dict) and not control.keys().isdisjoint(vocab):
+        model["vocab"] = {_hidden(token, control): i for token, i in vocab.items()}
+        if "merges" in model:
+            merges = model["merges"]
+            model["merges"] = [merge for merge in merges if control.keys().isdisjoint(_involved(merge))]
     if model.get("unk_token") is not None:
         model["unk_token"] = _hidden(model["unk_token"], control)
     return {
@@ -144,6 +144,11 @@ def _without_control(spec: Mapping[str, Any], control: Mapping[str, int]) -> dic
         "padding": None,
         "post_processor": None,
     }
+
+
+def _vocabulary_ids(spec: Mapping[str, Any]) -> Iterable[int]:
+    vocab = spec["model"].get("vocab")
+    return vocab.values() if isinstance(vocab, dict) else range(len(vocab or ()))
 
 
 def _hidden(token: str, control: Mapping[str, int]) -> str:
