@@ -69,7 +69,7 @@ def tiny_dir(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def load():
-    """A function that builds a checkpoint directory (or file) the way the engine does, in float32 on the CPU."""
+    """A function that builds a checkpoint directory (or file) the way the engine does, on the CPU."""
     import torch
 
     from kestrel.config import RuntimeConfig
@@ -78,12 +78,12 @@ def load():
     from kestrel.spi import BuildContext
     from kestrel_moondream import MoondreamFamily
 
-    def build(path, **config):
+    def build(path, dtype=torch.float32, **config):
         card = read_card("a/model", path)
         given = RuntimeConfig(model_path=path, **config)
         ctx = BuildContext(
             device=torch.device("cpu"),
-            dtype=torch.float32,
+            dtype=dtype,
             ops=resolve_ops(),
             weights=SafetensorsReader.of(card),
             tokenizer=lambda: load_tokenizer(given.tokenizer_path or card.directory),

@@ -223,3 +223,20 @@ def test_requests_run_together_equal_requests_run_alone(built, pictures):
         call("point", built.main, pictures[2], object="cat", max_objects=3),
     ]
     assert run(built, calls) == [run(built, [c])[0] for c in calls]
+
+
+def test_bfloat16_stays_near_float32(load, built, tiny_dir, pictures):
+    """Within 2e-2 of the features' size for the image; hidden states pass three layers, and get twice that."""
+    half = load(tiny_dir, dtype=torch.bfloat16)
+    item = prepare(built.main, pictures[0])
+    exact, rough = (b.main.encode("image", [item]).float() for b in (built, half))
+    assert (rough - exact).norm() <= 2e-2 * exact.norm()
+    layout = built.main.layout([Tokens((0,)), Media(item), Tokens((1, 14, 2, 100, 101, 3, 3))])
+    hidden = []
+    for b, dtype in ((built, torch.float32), (half, torch.bfloat16)):
+        loop = BareLoop(b.main, max_len=128, dtype=dtype)
+        hidden.append(loop.prefill([loop.open(layout)]))
+    bins = half.main.aux_logits(hidden[1], torch.tensor([5]))
+    assert bins.isfinite().all()
+    assert bins.dtype == torch.bfloat16
+    assert (hidden[1].float() - hidden[0]).norm() <= 4e-2 * hidden[0].norm()
