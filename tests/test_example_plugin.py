@@ -89,8 +89,6 @@ def test_installed_package_is_discovered_with_its_hooks(installed: Path):
 
 
 def test_installed_family_answers_through_the_engine(installed: Path, tmp_path: Path):
-    if importlib.util.find_spec("kestrel.engine") is None:
-        pytest.skip("kestrel.engine is not written yet")
     found = python(RUN, tmp_path, path=installed)
     assert found["answers"][0]
     assert found["answers"][0] == found["answers"][1]

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import typer
 
     from kestrel.config import RuntimeConfig
+    from kestrel.engine import InferenceEngine
     from kestrel.spi import KernelBackend, ModelFamily, RequestRecord, Skill, Source
 
 __all__ = [
@@ -58,7 +59,7 @@ def kestrel_adapter_sources() -> Sequence[Source]:
 
 
 @hookspec
-def kestrel_server_routes(engine: object, config: RuntimeConfig) -> Sequence[object]:
+def kestrel_server_routes(engine: InferenceEngine, config: RuntimeConfig) -> Sequence[object]:
     """Further HTTP routes (Starlette ``Route`` objects) of ``kestrel serve``, over the running ``engine``."""
 
 
