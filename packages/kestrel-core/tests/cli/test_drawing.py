@@ -56,9 +56,9 @@ def test_detect_draws_the_boxes_and_says_where(
     ran = run("detect", picture(), "circle", "-o", tmp_path / "new" / "out.png")
     assert ran.code == 0
     assert "out.png" in ran.err
-    drawn = Image.open(tmp_path / "new" / "out.png")
-    assert drawn.size == (40, 20)
-    assert len(drawn.getcolors() or []) > 1
+    with Image.open(tmp_path / "new" / "out.png") as drawn:
+        assert drawn.size == (40, 20)
+        assert len(drawn.getcolors() or []) > 1
 
 
 def test_points_of_several_pictures_are_drawn_into_a_directory(

@@ -69,7 +69,7 @@ def _text(value: Any) -> str:
     if isinstance(value, int):
         return f"{value:,}"
     if isinstance(value, Mapping):
-        return ", ".join(f"{key}={_text(item)}" for key, item in value.items())
+        return ", ".join(f"{key}={_text(item)}" for key, item in value.items()) or "-"
     if isinstance(value, list | tuple):
         return ", ".join(_text(item) for item in value) or "-"
     return str(value)
