@@ -97,6 +97,7 @@ def scenarios(draw):
         "prefix_cache": draw(st.booleans()),
         "feature_rows": draw(st.sampled_from([6, 14])),
         "entries": draw(st.integers(1, 3)),
+        "head_start": draw(st.sampled_from([1, 4])),
         "window_pages": 40,
     }
     return kind, sizes, draw(st.lists(asks(kind), min_size=1, max_size=6))

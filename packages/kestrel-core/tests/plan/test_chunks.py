@@ -74,7 +74,10 @@ def prompts(draw):
 
 
 @given(
-    st.lists(prompts(), min_size=1, max_size=5), st.integers(1, 20), st.integers(0, 30), st.sampled_from([1, 4, 16])
+    st.lists(prompts(), min_size=1, max_size=5),
+    st.integers(1, 20),
+    st.integers(0, 30),
+    st.sampled_from([1, 4, 16]),
 )
 def test_every_prompt_is_computed_once_in_order_and_within_budget(items, spare, decode_rows, page_size):
     largest = max((b - a for _, ranges, _ in items for a, b in ranges), default=1)

@@ -14,14 +14,15 @@ from kestrel.types import Prepared
 
 __all__ = ["Admission"]
 
-HEAD_START = 32  # output positions reserved at admission: pages for the first tokens without asking again
-
 
 class Admission:
-    """Waiting sequences of a token lane. ``holds_siblings``: the prefix cache is on, so copies of a prompt wait."""
+    """Waiting sequences of a token lane. ``head_start``: output positions reserved with the prompt. ``holds_siblings``: the prefix cache is on, so copies of a prompt wait."""
 
-    def __init__(self, board: Board, intake: Intake[Sequence], *, holds_siblings: bool) -> None:
-        self._board, self._intake, self._holds_siblings = board, intake, holds_siblings
+    def __init__(
+        self, board: Board, intake: Intake[Sequence], *, head_start: int, holds_siblings: bool
+    ) -> None:
+        self._board, self._intake = board, intake
+        self._head_start, self._holds_siblings = head_start, holds_siblings
         self._queue: WaitQueue[Sequence] = WaitQueue()
         self._siblings = Siblings()
         board.on_end = self._ended
@@ -54,7 +55,7 @@ class Admission:
         while board.room and board.has_row and (seq := self._queue.peek()) is not None:
             if seq.keys is None:
                 seq.keys = seq.work.keys.fork()
-            head = min(seq.limit - len(seq.tokens), HEAD_START)
+            head = min(seq.limit - len(seq.tokens), self._head_start)
             lease = board.cache.open(seq.keys, limit=self._limit(seq), reserve=seq.known + head - 1)
             if lease is None:
                 if board.num_running or board.in_flight:

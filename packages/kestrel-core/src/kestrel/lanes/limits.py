@@ -14,7 +14,8 @@ __all__ = ["LaneConfig", "LaneLimits"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaneConfig:
-    """Sizes of a token lane. ``max_len`` bounds prompt and output together. ``deterministic``: launches of a fixed
+    """Sizes of a token lane. ``max_len`` bounds prompt and output together. ``head_start``: output
+    positions reserved at admission, so that a sequence does not ask for pages at once. ``deterministic``: launches of a fixed
     number of rows, one prefill chunk at a time, so that a result does not depend on who else runs."""
 
     max_rows: int = 64
@@ -23,6 +24,7 @@ class LaneConfig:
     steps_in_flight: int = 1
     max_queue: int = 4096
     prefix_cache: bool = True
+    head_start: int = 32
     deterministic: bool = False
 
 

@@ -11,6 +11,7 @@ import torch
 from kestrel.errors import KestrelError, RequestTimeoutError
 from kestrel.lanes.admission import Admission
 from kestrel.lanes.board import Board
+from kestrel.lanes.cohort import Cohort
 from kestrel.lanes.commit import Committer
 from kestrel.lanes.deadlines import Deadlines
 from kestrel.lanes.encoding import EncodeStage
@@ -66,7 +67,12 @@ class TokenLane(Lane):
         )
         encoder = EncodeStage(runner, features, spec)
         self._board = Board(spec, cache, sampler, runner, encoder, config.max_rows)
-        self._admission = Admission(self._board, self._intake, holds_siblings=config.prefix_cache)
+        self._admission = Admission(
+            self._board,
+            self._intake,
+            head_start=config.head_start,
+            holds_siblings=config.prefix_cache,
+        )
         self._launcher = Launcher(
             self._board, config.max_batched_tokens, self._admission.requeue, alone=config.deterministic
         )
@@ -151,6 +157,16 @@ class TokenLane(Lane):
             "cancelled": counters.cancelled,
             "faults": counters.faults,
         }
+
+    @property
+    def in_flight(self) -> tuple[Step, ...]:
+        """Steps launched and not committed, the oldest first. For tests."""
+        return tuple(self._board.in_flight)
+
+    @property
+    def cohort(self) -> Cohort | None:
+        """Who decodes together, or None before the next decode launch finds out. For tests."""
+        return self._board.cohort
 
     def check_empty(self) -> None:
         """Raise AssertionError unless nothing is held. Not while the device thread ticks."""

@@ -75,6 +75,7 @@ class Bench:
         checkpoints: int = 8,
         entries: int = 4,
         max_len: int = 256,
+        head_start: int = 8,
     ) -> None:
         spec = driver.spec
         windows = {s.window: window_pages or pages for s in spec.states if isinstance(s, WindowKV)}
@@ -111,6 +112,7 @@ class Bench:
                 steps_in_flight=depth,
                 max_queue=max_queue,
                 prefix_cache=prefix_cache,
+                head_start=head_start,
                 deterministic=deterministic,
             ),
             device=CPU,
