@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+import logging
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -115,6 +116,18 @@ def _output(skill: str, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
         turns = [message for message in inputs["messages"] if message["role"] == "user"]
         return {"message": {"role": "assistant", "content": f"answer {len(turns)}"}, "finish_reason": "stop"}
     return {"text": "words", "token_ids": []} if skill == "generate" else OUTPUTS[skill]
+
+
+@pytest.fixture(autouse=True)
+def loggers_as_before() -> Iterator[None]:
+    """What a command does to Kestrel's loggers ends with the test."""
+    loggers = [logging.getLogger(name) for name in ("kestrel", "kestrel.request")]
+    before = [(logger.handlers[:], logger.propagate, logger.level) for logger in loggers]
+    yield
+    for logger, (handlers, propagate, level) in zip(loggers, before, strict=True):
+        logger.handlers[:] = handlers
+        logger.propagate = propagate
+        logger.setLevel(level)
 
 
 @pytest.fixture

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -165,3 +168,41 @@ def test_the_embedded_model_answers_by_default_and_says_so(run: Any, scene: Scen
     assert EMBEDDED is not None
     assert EMBEDDED.name in ran.err
     assert EMBEDDED.name in run("list").out
+
+
+def test_json_logs_tell_of_each_request_without_its_text(
+    run: Any, tiny: Path, scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KESTREL_JSON_LOGS", "1")
+    ran = run("query", scene("a.png"), "A secret question?", "--max-tokens", "3", "--model-path", tiny)
+    records = [json.loads(line) for line in ran.err.splitlines() if line.startswith("{")]
+    [record] = [r for r in records if r["logger"] == "kestrel.request"]
+    assert (record["skill"], record["status"], record["output_tokens"]) == ("query", "ok", 3)
+    assert "secret" not in ran.err
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="sends a POSIX signal")
+def test_ctrl_c_at_the_prompt_of_a_chat_ends_it_at_once(tiny: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "kestrel",
+        "chat",
+        "--json",
+        "--max-tokens",
+        "3",
+        "--model-path",
+        str(tiny),
+    ]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as chat:
+        assert chat.stdin is not None
+        assert chat.stdout is not None
+        chat.stdin.write("hello\n")
+        chat.stdin.flush()
+        assert json.loads(chat.stdout.readline())["message"]["role"] == "assistant"
+        chat.send_signal(signal.SIGINT)
+        _, err = chat.communicate(timeout=60)
+    assert chat.returncode == 130
+    assert "Traceback" not in err
