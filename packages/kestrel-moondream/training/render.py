@@ -41,6 +41,8 @@ class Renderer:
         self.dct = torch.kron(dct, dct).to(device)
         self.table = torch.tensor(LUMA_TABLE, dtype=torch.float32, device=device)
 
+        self.grids: dict[tuple[int, int], tuple[Tensor, ...]] = {}
+
         def maybe(function: Paint) -> Paint:
             return torch.compile(function, dynamic=True) if compiled else function
 
@@ -50,27 +52,35 @@ class Renderer:
     def draw(self, scenes: Scenes, height: int, width: int) -> Tensor:
         """Pictures [B, 3, height, width] with values k/255; ``scenes.size`` must be (height, width)."""
         s, b = self.sampler, len(scenes.size)
-        x = torch.arange(width, device=s.device) + 0.5
-        y = torch.arange(height, device=s.device)[:, None] + 0.5
-        image = self._background(scenes, height, width)
+        size, x, y = self._pixels(height, width)
+        image = self._background(scenes, height, width, x, y)
         for i in range(S):
-            kind = scenes.shape_kind[:, i]
+            kind = scenes.shape_kind[:, i].contiguous()
             sprite = self.shapes[kind.clamp(0, len(p.SHAPES) - 1)][:, None]
             look = torch.stack([s.between(-0.12, 0.12, b), (s.rand(b) < 0.25) * 0.45], 1)
-            image = self.paint_shape(
-                image, sprite, kind, scenes.shape_rgb[:, i], scenes.shape_center[:, i], scenes.shape_half[:, i],
-                scenes.shape_angle[:, i], look, x, y,
-            )  # fmt: skip
+            place = torch.cat([scenes.shape_center[:, i] * size, scenes.shape_half[:, i], scenes.shape_angle[:, i, None]], 1)
+            image = self.paint_shape(image, sprite, kind, scenes.shape_rgb[:, i].contiguous(), place, look, x, y)
+        on_axis = (x > width * 0.04) & (x < width * 0.96)
         for i in range(2):
             glyphs = self.letters[scenes.line_bold[:, i, None], scenes.line_letters[:, i]]
             strip = glyphs.permute(0, 2, 1, 3).reshape(b, 1, CELL_H, LINE_CELLS * CELL_W)
-            base = torch.where(scenes.is_chart & (i == 0), scenes.box[:, 0, 3], -9.0)
-            image = self.paint_line(
-                image, strip, scenes.line_cells[:, i], scenes.line_box[:, i], scenes.line_rgb[:, i], base, x, y
-            )
-        return self._artefacts(image)
+            base = torch.where(scenes.is_chart & (i == 0), scenes.box[:, 0, 3] * height, -9.0)
+            box = scenes.line_box[:, i] * size.repeat(2)
+            share = scenes.line_cells[:, i] / LINE_CELLS
+            image = self.paint_line(image, strip, share, box, scenes.line_rgb[:, i].contiguous(), base, on_axis, x, y)
+        return self._artefacts(image.unflatten(2, (height, width)))
 
-    def _background(self, scenes: Scenes, height: int, width: int) -> Tensor:
+    def _pixels(self, height: int, width: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Size (width, height) and the x and y [P] of pixel centres, kept on the device per size."""
+        if (height, width) not in self.grids:
+            rows, columns = torch.arange(height).float() + 0.5, torch.arange(width).float() + 0.5
+            y, x = torch.meshgrid(rows, columns, indexing="ij")
+            parts = (torch.tensor([width, height]), x.flatten(), y.flatten())
+            self.grids[height, width] = tuple(part.to(self.sampler.device) for part in parts)
+        size, x, y = self.grids[height, width]
+        return size, x, y
+
+    def _background(self, scenes: Scenes, height: int, width: int, x: Tensor, y: Tensor) -> Tensor:
         b, s = len(scenes.size), self.sampler
         photo = s.rand(b, 1, 1, 1) < 0.35
         textures = []
@@ -78,11 +88,10 @@ class Renderer:
             gray = s.rand(b, 1, 1, 1) < 0.5
             noise = s.between(-1, 1, b, 3, cells, cells)
             noise = torch.where(gray, noise[:, :1], noise) * (strength * s.rand(b, 1, 1, 1) * photo)
-            textures.append(F.interpolate(noise, (height, width), mode="bilinear"))
-        u = torch.linspace(-0.5, 0.5, width, device=s.device)
-        v = torch.linspace(-0.5, 0.5, height, device=s.device)[:, None]
+            textures.append(F.interpolate(noise, (height, width), mode="bilinear").flatten(2).clone())
         angle = s.rand(b) * 2 * math.pi
-        return self.paint_background(scenes.background, angle, u, v, textures[0], textures[1], textures[2])
+        u, v = x / width - 0.5, y / height - 0.5
+        return self.paint_background(scenes.background.contiguous(), angle, u, v, textures[0], textures[1], textures[2])
 
     def _artefacts(self, image: Tensor) -> Tensor:
         """Sensor noise, then 8×8 DCT quantisation as JPEG does, each on a share of the pictures."""
@@ -91,68 +100,69 @@ class Renderer:
         quality = s.between(25, 92, b)
         factor = torch.where(quality < 50, 50 / quality, 2 - quality / 50) / 255
         factor = torch.where(s.rand(b) < 0.5, factor, 1e-3)
-        noise = torch.randn(image.shape, generator=s.rng, device=s.device)
-        # Pictures that are no multiple of 8 are compressed with a mirrored border, which is cut off again.
-        padded = F.pad(image, (0, -width % 8, 0, -height % 8), mode="replicate")
-        noise = F.pad(noise, (0, -width % 8, 0, -height % 8), mode="replicate")
-        return self.quantise(padded, noise, sigma, factor, self.dct, self.table)[..., :height, :width]
+        image = F.pad(image, (0, -width % 8, 0, -height % 8), mode="replicate")
+        blocks = image.unflatten(2, (-1, 8)).unflatten(4, (-1, 8)).permute(0, 1, 2, 4, 3, 5)
+        grid = blocks.shape[2:4]
+        blocks = blocks.reshape(b, 3, -1, 64)
+        noise = torch.randn(blocks.shape, generator=s.rng, device=s.device)
+        planes = self.quantise(blocks, noise, sigma, factor, self.dct, self.table).unflatten(2, grid).unflatten(4, (8, 8))
+        return planes.permute(0, 1, 2, 4, 3, 5).flatten(4, 5).flatten(2, 3)[..., :height, :width]
+
+
+# The painting functions work on pixels [B, 3, P] in one row, so that one compilation serves every picture size.
 
 
 def paint_background(ends: Tensor, angle: Tensor, u: Tensor, v: Tensor, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
     """A gradient between two colours [B, 2, 3] along ``angle`` plus three textures."""
-    angle = angle[:, None, None, None]
+    angle = angle[:, None, None]
     t = (0.5 + 0.7 * (u * angle.cos() + v * angle.sin())).clamp(0, 1)
-    start, end = ends[:, 0, :, None, None], ends[:, 1, :, None, None]
+    start, end = ends[:, 0, :, None], ends[:, 1, :, None]
     return start + t * (end - start) + a + b + c
 
 
 def paint_shape(
-    image: Tensor, sprite: Tensor, kind: Tensor, rgb: Tensor, center: Tensor, half: Tensor, angle: Tensor, look: Tensor,
-    x: Tensor, y: Tensor,
-) -> Tensor:  # fmt: skip
-    """The picture with one shape or bar each; ``look`` [B, 2] is the shading from top to bottom and the border."""
-    height, width = image.shape[-2:]
-    half = half[:, :, None, None].clamp(min=0.5)
-    dx, dy = x - center[:, 0, None, None] * width, y - center[:, 1, None, None] * height
-    cos, sin = angle.cos()[:, None, None], angle.sin()[:, None, None]
-    u, v = (dx * cos + dy * sin) / half[:, 0], (dy * cos - dx * sin) / half[:, 1]
-    grid = torch.stack([u, v], -1) / EXTENT
-    distance = F.grid_sample(sprite, grid, padding_mode="border", align_corners=False)[:, 0] * half[:, 0]
-    box = torch.maximum((u.abs() - 1) * half[:, 0], (v.abs() - 1) * half[:, 1])
-    distance = torch.where((kind == p.BAR)[:, None, None], box, distance)
-    alpha = ((0.5 - distance).clamp(0, 1) * (kind >= 0)[:, None, None])[:, None]
-    shading = 1 + look[:, 0, None, None, None] * v[:, None].clamp(-1, 1)
-    border = look[:, 1, None, None, None] * (distance[:, None] + 1.6).clamp(0, 1)
-    return image + alpha * (rgb[:, :, None, None] * shading * (1 - border) - image)
+    image: Tensor, sprite: Tensor, kind: Tensor, rgb: Tensor, place: Tensor, look: Tensor, x: Tensor, y: Tensor
+) -> Tensor:
+    """The picture with one shape or bar each: ``place`` [B, 5] is centre, half sizes (pixels) and angle.
+
+    ``look`` [B, 2] is the shading from top to bottom and the darkness of a border.
+    """
+    cx, cy, half_x, half_y, angle = place[..., None].unbind(1)
+    half_x, half_y = half_x.clamp(min=0.5), half_y.clamp(min=0.5)
+    dx, dy = x - cx, y - cy
+    u, v = (dx * angle.cos() + dy * angle.sin()) / half_x, (dy * angle.cos() - dx * angle.sin()) / half_y
+    grid = (torch.stack([u, v], -1) / EXTENT)[:, None]
+    distance = F.grid_sample(sprite, grid, padding_mode="border", align_corners=False)[:, 0, 0] * half_x
+    box = torch.maximum((u.abs() - 1) * half_x, (v.abs() - 1) * half_y)
+    distance = torch.where((kind == p.BAR)[:, None], box, distance)
+    alpha = ((0.5 - distance).clamp(0, 1) * (kind >= 0)[:, None])[:, None]
+    shading = 1 + look[:, 0, None, None] * v[:, None].clamp(-1, 1)
+    border = look[:, 1, None, None] * (distance[:, None] + 1.6).clamp(0, 1)
+    return image + alpha * (rgb[..., None] * shading * (1 - border) - image)
 
 
 def paint_line(
-    image: Tensor, strip: Tensor, cells: Tensor, box: Tensor, rgb: Tensor, base: Tensor, x: Tensor, y: Tensor
-) -> Tensor:
-    """The picture with a line of letters in ``box``, and the base line of a chart at height ``base`` (if >= 0)."""
-    height, width = image.shape[-2:]
-    color = rgb[:, :, None, None]
-    x0, y0, x1, y1 = box[:, :, None, None].unbind(1)
-    across = (x - x0 * width) / ((x1 - x0) * width).clamp(min=1)
-    down = (y - y0 * height) / ((y1 - y0) * height).clamp(min=1)
+    image: Tensor, strip: Tensor, share: Tensor, box: Tensor, rgb: Tensor, base: Tensor, on_axis: Tensor, x: Tensor,
+    y: Tensor,
+) -> Tensor:  # fmt: skip
+    """The picture with the first ``share`` of a strip of letters in ``box`` (pixels), and an axis below ``base``."""
+    x0, y0, x1, y1 = box[..., None].unbind(1)
+    across, down = (x - x0) / (x1 - x0).clamp(min=1), (y - y0) / (y1 - y0).clamp(min=1)
     inside = (across > 0) & (across < 1) & (down > 0) & (down < 1)
-    u = across * cells[:, None, None] / LINE_CELLS * 2 - 1
-    grid = torch.stack(torch.broadcast_tensors(u, down * 2 - 1), -1)
-    distance = F.grid_sample(strip, grid, padding_mode="border", align_corners=False)
-    alpha = (0.5 - distance * ((y1 - y0) * height / CELL_H)[:, None]).clamp(0, 1) * inside[:, None]
-    axis = ((y - base[:, None, None] * height - 1).abs() < 1) & (x > width * 0.04) & (x < width * 0.96)
-    alpha = torch.where(axis[:, None], 1.0, alpha)
-    return image + alpha * (color - image)
+    grid = torch.stack([across * share[:, None] * 2 - 1, down * 2 - 1], -1)[:, None]
+    distance = F.grid_sample(strip, grid, padding_mode="border", align_corners=False)[:, 0, 0]
+    alpha = (0.5 - distance * (y1 - y0) / CELL_H).clamp(0, 1) * inside
+    axis = ((y - base[:, None] - 1).abs() < 1) & on_axis
+    alpha = torch.where(axis, 1.0, alpha)[:, None]
+    return image + alpha * (rgb[..., None] - image)
 
 
-def quantise(image: Tensor, noise: Tensor, sigma: Tensor, factor: Tensor, dct: Tensor, table: Tensor) -> Tensor:
-    """Noise of ``sigma`` [B], then DCT coefficients of 8×8 blocks rounded to ``factor`` [B] × ``table``, to k/255."""
-    image = image + sigma[:, None, None, None] * noise
-    blocks = _mix(YCC, image).unflatten(2, (-1, 8)).unflatten(4, (-1, 8)).permute(0, 1, 2, 4, 3, 5).flatten(4)
-    step = factor[:, None, None, None, None] * table
-    blocks = ((blocks @ dct.T / step).round() * step) @ dct
-    planes = blocks.unflatten(4, (8, 8)).permute(0, 1, 2, 4, 3, 5).flatten(4, 5).flatten(2, 3)
-    return (_mix(RGB, planes).clamp(0, 1) * 255).round() / 255
+def quantise(blocks: Tensor, noise: Tensor, sigma: Tensor, factor: Tensor, dct: Tensor, table: Tensor) -> Tensor:
+    """8×8 blocks [B, 3, N, 64] with noise of ``sigma`` [B], DCT coefficients rounded to ``factor`` [B] × ``table``."""
+    ycc = _mix(YCC, blocks + sigma[:, None, None, None] * noise)
+    step = factor[:, None, None, None] * table
+    ycc = ((ycc @ dct.T / step).round() * step) @ dct
+    return (_mix(RGB, ycc).clamp(0, 1) * 255).round() / 255
 
 
 def _mix(matrix: list[list[float]], image: Tensor) -> Tensor:
