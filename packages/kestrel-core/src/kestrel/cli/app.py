@@ -6,6 +6,8 @@ plugins are scanned only for a name that is not in the table (a scan takes as lo
 
 from __future__ import annotations
 
+import io
+import sys
 from collections.abc import Callable
 from importlib import import_module
 from typing import Annotated, Any
@@ -118,4 +120,7 @@ def build_app() -> typer.Typer:
 
 def main() -> None:
     """Run the command line with the arguments of this process."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # an answer may hold what a Windows console cannot show
     build_app()(prog_name="kestrel")

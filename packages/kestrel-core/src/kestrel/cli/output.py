@@ -48,8 +48,9 @@ def warn(text: str) -> None:
 
 
 def as_json(value: Any) -> str:
-    """``value`` as one line of strict JSON: no NaN, no infinity."""
-    return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    """``value`` as one line of strict JSON: no NaN, no infinity; escaped where stdout cannot hold every character."""
+    is_unicode = (sys.stdout.encoding or "").lower().replace("-", "").startswith("utf")
+    return json.dumps(value, ensure_ascii=not is_unicode, allow_nan=False)
 
 
 def print_json(value: Any) -> None:
