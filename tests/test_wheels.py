@@ -120,5 +120,5 @@ def test_installed_command_answers_a_question_with_the_embedded_model(elsewhere:
     canvas.save(picture)
 
     command = (elsewhere.parent / "kestrel", "query", picture, "How many circles are there?", "--json")
-    answer = json.loads(run(*command, cwd=tmp_path, env=environment()))["output"]["answer"]
-    assert answer.strip()
+    answer = json.loads(run(*command, cwd=tmp_path, env=environment()))["answer"]
+    assert answer.strip() == "3"
