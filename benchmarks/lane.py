@@ -2,8 +2,8 @@
 
     python benchmarks/lane.py [--steps 2000] [--rows 1 8 64]
 
-A driver without maths (256 ids, greedy), prompts of 51 to 66 tokens, one thread. Then the time to take in and admit 10,000
-queued requests.
+A driver without maths (256 ids, greedy), prompts of 51 to 66 tokens, one thread. Then the time to take in
+and admit 10,000 queued requests.
 """
 
 from __future__ import annotations

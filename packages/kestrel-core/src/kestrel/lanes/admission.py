@@ -16,7 +16,11 @@ __all__ = ["Admission"]
 
 
 class Admission:
-    """Waiting sequences of a token lane. ``head_start``: output positions reserved with the prompt. ``holds_siblings``: the prefix cache is on, so copies of a prompt wait."""
+    """Waiting sequences of a token lane.
+
+    ``head_start``: output positions reserved with the prompt. ``holds_siblings``: the prefix cache is on, so copies of
+    a prompt wait.
+    """
 
     def __init__(
         self, board: Board, intake: Intake[Sequence], *, head_start: int, holds_siblings: bool

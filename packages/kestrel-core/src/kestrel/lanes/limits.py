@@ -14,9 +14,12 @@ __all__ = ["LaneConfig", "LaneLimits"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaneConfig:
-    """Sizes of a token lane. ``max_len`` bounds prompt and output together. ``head_start``: output
-    positions reserved at admission, so that a sequence does not ask for pages at once. ``deterministic``: launches of a fixed
-    number of rows, one prefill chunk at a time, so that a result does not depend on who else runs."""
+    """Sizes of a token lane.
+
+    ``max_len`` bounds prompt and output together. ``head_start``: output positions reserved at admission, so that a
+    sequence does not ask for pages at once. ``deterministic``: launches of a fixed number of rows, one prefill chunk
+    at a time, so that a result does not depend on who else runs.
+    """
 
     max_rows: int = 64
     max_batched_tokens: int = 2048

@@ -122,8 +122,12 @@ class Sequence:
         assert keys is not None
         wanted = min(computed - self.prompt_len, len(self.tokens))
         if wanted > self.keyed:
-            for token in self.tokens[self.keyed : wanted]:
-                keys.append(token.id, token.aux)
+            new = self.tokens[self.keyed : wanted]
+            if self.work.params.needs_aux:
+                for token in new:
+                    keys.append(token.id, token.aux)
+            else:
+                keys.extend([token.id for token in new])
             self.keyed = wanted
         lease.commit(computed)
 

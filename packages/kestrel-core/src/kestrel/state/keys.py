@@ -136,6 +136,10 @@ class KeyRun:
             code |= _AUX | self._interner.id(tuple(aux)) << _LOW_BITS
         self._codes += _CODE.pack(code)
 
+    def extend(self, token_ids: Sequence[int]) -> None:
+        """Add the keys of generated tokens that came without bins."""
+        self._codes += struct.pack(f"<{len(token_ids)}q", *token_ids)
+
     def fork(self) -> KeyRun:
         """A copy that grows on its own, for another output of the same request."""
         return KeyRun(

@@ -121,8 +121,8 @@ class ToyHybrid(TokenDriver):
         positions: Sequence[int] | None = None,
     ) -> torch.Tensor:
         """Logits [n, V] in float64 of the whole sequence at once; ``media`` by start position."""
-        weights = ToyWeights.make(self.seed, self.spec.vocab_size, torch.float64, nan_id=NAN)
-        return oracle(
+        weights = self._exact()
+        h_NC = oracle(
             weights,
             tokens,
             bins=bins if self.has_aux else (),
@@ -133,6 +133,27 @@ class ToyHybrid(TokenDriver):
             window=self.window,
             recurrent=self.has_recurrent,
         )
+        return h_NC @ weights.unembedding
+
+    def oracle_bins(self, tokens: Sequence[int], bins: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
+        """The bins that come with a COORD after each position of a text-only sequence."""
+        weights = self._exact()
+        h_NC = oracle(
+            weights,
+            tokens,
+            bins=bins,
+            media=(),
+            cross=None,
+            ranges=(),
+            positions=None,
+            window=self.window,
+            recurrent=self.has_recurrent,
+        )
+        best = (h_NC @ weights.aux_head).view(-1, 2, 8).argmax(-1)
+        return [tuple(row) for row in best.tolist()]
+
+    def _exact(self) -> ToyWeights:
+        return ToyWeights.make(self.seed, self.spec.vocab_size, torch.float64, nan_id=NAN)
 
     @staticmethod
     def _normalised(h_NC: torch.Tensor) -> torch.Tensor:

@@ -69,7 +69,7 @@ def oracle(
     window: int | None,
     recurrent: bool,
 ) -> torch.Tensor:
-    """Logits [n, V] after every position."""
+    """Normalised hidden states [n, C] after every position; logits and bins are read from them."""
     n, dtype = len(tokens), w.embedding.dtype
     x = w.embedding[torch.tensor(tokens)]
     if bins:
@@ -90,8 +90,7 @@ def oracle(
     if cross is not None:
         x = x + _attention(x, cross.to(dtype) @ w.media, w.cross, torch.ones(n, len(cross), dtype=torch.bool))
     scale = (x.square().mean(-1, keepdim=True) + 1e-6).sqrt()
-    logits: torch.Tensor = x / scale @ w.unembedding
-    return logits
+    return x / scale
 
 
 def _attention(x: torch.Tensor, over: torch.Tensor, w: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
