@@ -112,7 +112,10 @@ def test_a_failing_encoder_fails_the_works_of_its_launch_alone(toy):
     encode = toy.encode
 
     def broken(kind, items):
-        if any(float(item.tensors["x"][0, 0]) == float(toy_media("image", 1, 5).tensors["x"][0, 0]) for item in items):
+        if any(
+            float(item.tensors["x"][0, 0]) == float(toy_media("image", 1, 5).tensors["x"][0, 0])
+            for item in items
+        ):
             raise RuntimeError("no kernel image")
         return encode(kind, items)
 

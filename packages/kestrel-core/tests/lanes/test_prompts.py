@@ -66,8 +66,6 @@ def test_siblings_do_not_wait_without_a_prefix_cache():
     bench.run()
 
 
-
-
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("pages", [64, 12])
 def test_bins_come_with_their_token_and_are_fed_back(depth, pages):
@@ -94,5 +92,3 @@ def test_bins_come_with_their_token_and_are_fed_back(depth, pages):
     for work_id in works[1:]:
         assert bench.outcomes[work_id].tokens == first
     assert all(token.aux == () for token in bench.outcomes[plain].tokens)
-
-

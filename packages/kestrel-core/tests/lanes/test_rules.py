@@ -62,7 +62,13 @@ def test_what_follows_forced_ids_is_what_the_model_says_after_them(depth):
     work_id = bench.submit(prompt, max_tokens=5, decoding=decoding)
     bench.run()
     forced = (*prompt, first[0], 20, 21, 22)
-    assert bench.outcomes[work_id].ids == [*first, 20, 21, 22, *Expected(driver).ids(Layout(tokens=forced), 1)]
+    assert bench.outcomes[work_id].ids == [
+        *first,
+        20,
+        21,
+        22,
+        *Expected(driver).ids(Layout(tokens=forced), 1),
+    ]
     assert bench.outcomes[other].ids == Expected(driver).ids(Layout(tokens=(9, 9)), 9)
 
 
@@ -116,14 +122,16 @@ def test_a_row_that_may_be_forced_never_has_two_steps_in_flight():
         bench.tick()
         assert len(bench.lane.in_flight) <= 1
         assert bench.outcomes[gated].ended or not any(
-            step.decode and any(seq.id == gated for seq in step.decode.members) for step in bench.lane.in_flight
+            step.decode and any(seq.id == gated for seq in step.decode.members)
+            for step in bench.lane.in_flight
         )
     bench.run()
     assert len(bench.outcomes[free].ids) == 30
 
 
 @pytest.mark.parametrize(
-    ("error", "seen"), [(ZeroDivisionError("oops"), ModelFaultError), (ModelOutputError("bad"), ModelOutputError)]
+    ("error", "seen"),
+    [(ZeroDivisionError("oops"), ModelFaultError), (ModelOutputError("bad"), ModelOutputError)],
 )
 def test_a_failing_acceptor_fails_its_own_work(error, seen):
     decoding, _ = scripted({12: error})
