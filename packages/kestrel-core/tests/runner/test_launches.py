@@ -59,8 +59,8 @@ def test_a_row_that_stopped_writes_to_scratch_in_the_step_already_under_way():
 def test_decode_takes_its_ids_from_what_sampling_left(depth):
     driver, seen = spied(FakeTokenDriver(follows=lambda i: (i + 1) % 256))
     bench = Bench(driver, depth=depth)
-    bench.submit([10], max_tokens=5)
-    bench.submit([50], max_tokens=5)
+    bench.submit([9, 10], max_tokens=5)
+    bench.submit([49, 50], max_tokens=5)
     bench.run()
     decodes = [launch["ids"] for launch in seen if launch["decode"]]
     assert decodes == [[11, 51], [12, 52], [13, 53], [14, 54]]
