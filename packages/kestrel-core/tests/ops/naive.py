@@ -205,10 +205,29 @@ def gated_delta_step(qkv_TC, z_THE, a_TH, b_TH, weights, key_heads, view, layer)
     return rms_norm(out, weights.norm_E, weights.eps) * silu(wide(z_THE))
 
 
+def moe_route(logits, top_k):
+    weights, experts = torch.zeros(len(logits), top_k).double(), torch.zeros(len(logits), top_k).long()
+    for t, row in enumerate(wide(logits)):
+        p = torch.exp(row - row.max()) / torch.exp(row - row.max()).sum()
+        chosen = sorted(range(len(row)), key=lambda e: (-float(row[e]), e))[:top_k]
+        experts[t] = torch.tensor(chosen)
+        weights[t] = p[chosen] / p[chosen].sum()
+    return weights, experts
+
+
+def grouped_experts(x, weights, experts, gate_up, down, activation="silu_mul"):
+    out = torch.zeros(x.shape, dtype=torch.float64)
+    for t in range(len(x)):
+        for weight, e in zip(weights[t], experts[t], strict=True):
+            hidden = linear(x[t], gate_up[e], epilogue=activation)
+            out[t] += wide(weight) * (wide(down[e]) @ hidden)
+    return out
+
+
 NAIVE = {
     f.__name__: f
     for f in (
-        add_norm, causal_conv, copy_page, cross_attention, gated_delta, gated_delta_step, layer_norm, linear,
-        paged_attention,        qk_norm_rope_kv_write, rms_norm, rope, vision_attention, write_kv,
+        add_norm, causal_conv, copy_page, cross_attention, gated_delta, gated_delta_step, grouped_experts, layer_norm,
+        linear, moe_route, paged_attention, qk_norm_rope_kv_write, rms_norm, rope, vision_attention, write_kv,
     )
 }  # fmt: skip

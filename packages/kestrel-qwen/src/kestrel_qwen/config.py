@@ -1,6 +1,6 @@
 """Sizes, kinds of layers and control ids of a Qwen 3.5 or 3.6 checkpoint, read once from its config.json.
 
-Nothing here reads a tensor or imports torch. Sizes have no defaults: those of the published classes fit few checkpoints.
+Nothing here reads a tensor or imports torch. Sizes have no defaults: those of the classes fit few checkpoints.
 """
 
 from __future__ import annotations

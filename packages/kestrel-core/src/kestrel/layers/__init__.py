@@ -3,10 +3,12 @@
 from kestrel.layers.attention import CrossAttention, PagedAttention, VisionAttention
 from kestrel.layers.embedding import Embedding, embed, merge_media
 from kestrel.layers.gated_delta import GatedDelta
-from kestrel.layers.linear import Linear, Packed, PackedPart, pack_weights, packed_parts
+from kestrel.layers.linear import Linear, Packed
 from kestrel.layers.mlp import MLP
+from kestrel.layers.moe import Experts, MoE
 from kestrel.layers.norms import AddNorm, LayerNorm, RMSNorm
 from kestrel.layers.rope import Angles, Rope
+from kestrel.layers.stored import PackedPart, Stored, pack_weights, packed_parts
 from kestrel.ops.gated_delta_step import MixerWeights
 
 __all__ = [
@@ -15,15 +17,18 @@ __all__ = [
     "Angles",
     "CrossAttention",
     "Embedding",
+    "Experts",
     "GatedDelta",
     "LayerNorm",
     "Linear",
     "MixerWeights",
+    "MoE",
     "Packed",
     "PackedPart",
     "PagedAttention",
     "RMSNorm",
     "Rope",
+    "Stored",
     "VisionAttention",
     "embed",
     "merge_media",

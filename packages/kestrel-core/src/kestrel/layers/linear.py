@@ -6,20 +6,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import nn
 
+from kestrel.layers.stored import PackedPart, Stored
 from kestrel.ops.linear import ROW_BUCKETS, row_bucket
 from kestrel.ops.op import dtype_name
 from kestrel.spi.backend import OpCall, OpQuery
 from kestrel.spi.family import OpTableLike
 
-__all__ = ["Linear", "Packed", "PackedPart", "pack_weights", "packed_parts"]
+__all__ = ["Linear", "Packed"]
 
 
-class Linear(nn.Module):
+class Linear(Stored):
     """``x @ weight.T + bias``, then ``epilogue`` (see ``ops.linear``: "gelu_tanh", "silu_mul", "residual", …).
 
     Which provider runs it may differ by the number of rows, so it is resolved once per row bucket.
@@ -77,15 +77,6 @@ class Linear(nn.Module):
         return f"{self.in_features} -> {self.out_features}, epilogue={self.epilogue}"
 
 
-@dataclass(frozen=True, slots=True)
-class PackedPart:
-    """Rows ``start`` to ``end`` of parameter ``target``: where a checkpoint's tensor goes."""
-
-    target: str
-    start: int
-    end: int
-
-
 class Packed(Linear):
     """One stored weight made of named parts, in the order given: {"q": 256, "k": 256, "v": 256}.
 
@@ -115,24 +106,11 @@ class Packed(Linear):
         """Views of an output [..., N], one per part."""
         return y.split_with_sizes(self._sizes, dim=-1)
 
-
-def pack_weights(module: nn.Module) -> None:
-    """Lay out every ``Linear`` inside ``module`` for its providers. Once, when the weights are loaded."""
-    for child in module.modules():
-        if isinstance(child, Linear):
-            child.pack()
-
-
-def packed_parts(module: nn.Module) -> dict[str, PackedPart]:
-    """Every tensor name that a checkpoint may use for a part of a ``Packed`` inside ``module``, and where it goes.
-
-    For a module ``attn.qkv`` with a part ``q``: "attn.qkv.q.weight" is rows of parameter "attn.qkv.weight".
-    """
-    found: dict[str, PackedPart] = {}
-    for name, child in module.named_modules():
-        if isinstance(child, Packed):
-            prefix = f"{name}." if name else ""
-            for kind in ("weight",) if child.bias is None else ("weight", "bias"):
-                for part, rows in child.parts.items():
-                    found[f"{prefix}{part}.{kind}"] = PackedPart(f"{prefix}{kind}", rows.start, rows.stop)
-    return found
+    def stored_parts(self) -> Mapping[str, PackedPart]:
+        """The weight, and bias, of each part."""
+        kinds = ("weight",) if self.bias is None else ("weight", "bias")
+        return {
+            f"{part}.{kind}": PackedPart(kind, rows.start, rows.stop)
+            for kind in kinds
+            for part, rows in self.parts.items()
+        }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from kestrel.layers.linear import Linear
+from kestrel.layers.linear import Linear, Packed
 from kestrel.spi.family import OpTableLike
 
 __all__ = ["MLP"]
@@ -13,7 +13,7 @@ __all__ = ["MLP"]
 
 class MLP(nn.Module):
     """fc1, activation, fc2. ``activation``: an epilogue of ``ops.linear``; for a gated one ("silu_mul",
-    "gelu_tanh_mul") fc1 holds gate and up, 2 · ``hidden`` rows."""
+    "gelu_tanh_mul") fc1 is ``Packed`` of "gate" and "up", ``hidden`` rows each."""
 
     def __init__(
         self,
@@ -28,8 +28,11 @@ class MLP(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        rows = 2 * hidden if activation.endswith("_mul") else hidden
-        self.fc1 = Linear(ops, dim, rows, bias=bias, epilogue=activation, dtype=dtype)
+        if activation.endswith("_mul"):
+            parts = {"gate": hidden, "up": hidden}
+            self.fc1: Linear = Packed(ops, dim, parts, bias=bias, epilogue=activation, dtype=dtype)
+        else:
+            self.fc1 = Linear(ops, dim, hidden, bias=bias, epilogue=activation, dtype=dtype)
         self.fc2 = Linear(
             ops, hidden, out or dim, bias=bias, epilogue="residual" if residual else None, dtype=dtype
         )

@@ -9,7 +9,9 @@ from kestrel.ops.causal_conv import CAUSAL_CONV
 from kestrel.ops.cross_attention import CROSS_ATTENTION
 from kestrel.ops.gated_delta import GATED_DELTA
 from kestrel.ops.gated_delta_step import GATED_DELTA_STEP
+from kestrel.ops.grouped_experts import GROUPED_EXPERTS
 from kestrel.ops.linear import LINEAR
+from kestrel.ops.moe_route import MOE_ROUTE
 from kestrel.ops.norms import ADD_NORM, LAYER_NORM, RMS_NORM
 from kestrel.ops.op import Op
 from kestrel.ops.paged_attention import PAGED_ATTENTION
@@ -30,8 +32,10 @@ OPS: Mapping[str, Op] = MappingProxyType(
             CROSS_ATTENTION,
             GATED_DELTA,
             GATED_DELTA_STEP,
+            GROUPED_EXPERTS,
             LAYER_NORM,
             LINEAR,
+            MOE_ROUTE,
             PAGED_ATTENTION,
             QK_NORM_ROPE_KV_WRITE,
             RMS_NORM,
