@@ -65,3 +65,14 @@ def test_a_storm_of_aborts_leaves_nothing_behind():
         bench.lane.cancel(work_id)
     bench.run()
     assert bench.lane.stats()["running"] == 0
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_who_waits_for_the_pages_of_a_cancelled_work_gets_them(depth):
+    bench = Bench(ToyHybrid(3), depth=depth, pages=12, max_rows=2)
+    first = bench.submit([4] * 30, max_tokens=8)
+    bench.tick(4)
+    second = bench.submit([5] * 30, max_tokens=8)
+    bench.lane.cancel(first)
+    bench.run()
+    assert len(bench.outcomes[second].ids) == 8

@@ -56,13 +56,14 @@ class Admission:
     def admit(self, now: float) -> None:
         """Give rows and leases to waiting sequences, in order, until one of them finds no room."""
         board = self._board
-        while board.room and board.has_row and (seq := self._queue.peek()) is not None:
+        board.room = True
+        while board.has_row and (seq := self._queue.peek()) is not None:
             if seq.keys is None:
                 seq.keys = seq.work.keys.fork()
             head = min(seq.limit - len(seq.tokens), self._head_start)
             lease = board.cache.open(seq.keys, limit=self._limit(seq), reserve=seq.known + head - 1)
             if lease is None:
-                if board.num_running or board.in_flight:
+                if not board.is_still:
                     board.room = False
                     return
                 board.fail(seq, _never(seq), now)

@@ -76,6 +76,11 @@ class Board:
         return len(self.prefilling) + len(self.decoding) + len(self.finishing)
 
     @property
+    def is_still(self) -> bool:
+        """Nobody holds a row and nothing is in flight, so nothing will ever be given back."""
+        return not self.num_running and not self.in_flight
+
+    @property
     def has_row(self) -> bool:
         """A row is free."""
         return bool(self._free_rows)
@@ -212,6 +217,12 @@ class Board:
             if step.names(seq):
                 seq.held_lease.pin()
                 step.pinned.append(seq.held_lease)
+
+    def unpin(self, step: Step) -> None:
+        """``step`` is over: what was closed while it ran can be freed."""
+        for lease in step.pinned:
+            lease.unpin()
+            self.room = True
 
     def _leave_row(self, seq: Sequence) -> None:
         match seq.phase:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import numpy as np
+from collections import defaultdict
 
 from kestrel.lanes.sequence import Sequence
 from kestrel.runner import DecodeRow, DecodeStage, Runner
@@ -24,53 +24,45 @@ class Cohort:
         self._runner = runner
         self._page_size = runner.states.page_size
         self._steps = 0
-        self._left = np.array([seq.limit - seq.sampled for seq in members])
-        entries = []
-        for seq in members:
-            assert seq.prompt is not None
-            computed = seq.prompt_len + seq.sampled - 1
-            entries.append(DecodeRow(seq.row, computed, seq.prompt.offsets, seq.held_lease))
-        self.short = [i for i, entry in enumerate(entries) if entry.computed >= entry.lease.capacity]
-        self._entries = entries
-        self._is_filled = False
-        self._quiet = 0
+        self._computed = [seq.prompt_len + seq.sampled - 1 for seq in members]
+        self._crossing: defaultdict[int, list[int]] = defaultdict(list)  # by launches made, modulo page size
+        self._ending: defaultdict[int, list[int]] = defaultdict(list)  # by launches made
+        for i, seq in enumerate(members):
+            self._crossing[-self._computed[i] % self._page_size].append(i)
+            self._ending[seq.limit - seq.sampled].append(i)
+        self.short = [i for i, seq in enumerate(members) if self._computed[i] >= seq.held_lease.capacity]
         self.crossed: list[int] = []
         self.last: list[int] = []
+        self._is_filled = False
 
-    def wanted(self) -> list[tuple[int, int]]:
-        """(member, positions it needs room for) of those that may lack pages for the next launch."""
-        if self._is_filled:
-            return [(i, int(self.stage.computed[i]) + 1) for i in self.short]
-        return [(i, self._entries[i].computed + 1) for i in self.short]
+    def wanted(self, member: int) -> int:
+        """Positions that ``member`` needs room for in the next launch."""
+        return self._computed[member] + self._steps + 1
 
     def prepare(self) -> None:
         """Everybody has pages: make the stage ready for the next launch."""
-        for seq in [self.members[i] for i in self.short] if self._is_filled else self.members:
-            self._runner.rows.send(seq.row, seq.held_lease)
+        rows = self._runner.rows
         if not self._is_filled:
-            self.stage.fill(self._entries)
+            for seq in self.members:
+                rows.send(seq.row, seq.held_lease)
+            self.stage.fill([self._entry(i) for i in range(len(self.members))])
             self._is_filled = True
-            self._count_quiet()
         elif self.crossed:
-            self.stage.place(np.array(self.crossed))
+            for i in self.crossed:
+                rows.send(self.members[i].row, self.members[i].held_lease)
+            self.stage.enter_pages(self.crossed)
         self.short = self.crossed = []
+
+    def _entry(self, member: int) -> DecodeRow:
+        seq = self.members[member]
+        assert seq.prompt is not None
+        return DecodeRow(seq.row, self._computed[member], seq.prompt.offsets, seq.held_lease)
 
     def launched(self) -> None:
         """The stage stands one position further; find out for whom that matters."""
         self._steps += 1
-        self._quiet -= 1
-        if self._quiet > 0:
-            return
-        computed = self.stage.computed
-        self.crossed = np.flatnonzero(computed % self._page_size == 0).tolist()
-        self.last = np.flatnonzero(self._left == self._steps).tolist()
-        self.short = self.crossed
-        self._count_quiet()
-
-    def _count_quiet(self) -> None:
-        """Launches until somebody fills a page or reaches its limit."""
-        to_boundary = self._page_size - self.stage.computed % self._page_size
-        self._quiet = int(min(to_boundary.min(), (self._left - self._steps).min()))
+        self.crossed = self.short = self._crossing.get(self._steps % self._page_size, [])
+        self.last = self._ending.get(self._steps, [])
 
     def dissolve(self) -> None:
         """Hand the launches made back to the members."""

@@ -14,9 +14,12 @@ from kestrel.lanes.steps import ChunkEntry, DecodePart, PrefillPart, Step
 from kestrel.runner import Results
 from kestrel.sampling import RowStatus
 from kestrel.spi.decoding import Continue, Finish, Force
+from kestrel.spi.states import WindowKV
 from kestrel.types import FinishReason, Token
 
 __all__ = ["Committer"]
+
+SETTLE_PAGES = 8  # nobody shares what is being generated; only windows have pages to give back on the way
 
 
 class Committer:
@@ -25,6 +28,8 @@ class Committer:
     def __init__(self, board: Board, prompt_cached: Callable[[Sequence], None]) -> None:
         self._board = board
         self._prompt_cached = prompt_cached
+        has_windows = any(isinstance(state, WindowKV) for state in board.spec.states)
+        self._settle_every = 1 if has_windows else SETTLE_PAGES * board.cache.page_size
         self._plain: dict[
             int, Token
         ] = {}  # a frozen Token costs more to make than the rest of a row's commit
@@ -35,8 +40,7 @@ class Committer:
             self._decode(step.decode, now)
         if step.prefill is not None:
             self._prefill(step.prefill, now)
-        for lease in step.pinned:
-            lease.unpin()
+        self._board.unpin(step)
 
     # -- decode
 
@@ -58,7 +62,7 @@ class Committer:
                     self._take(seq, results, index, at)
         for index in part.crossed:
             seq = part.members[index]
-            if seq.phase is Phase.DECODE or seq.phase is Phase.LAST:
+            if (seq.phase is Phase.DECODE or seq.phase is Phase.LAST) and seq.is_overdue(self._settle_every):
                 self._board.settle(seq, seq.computed)
         for index in part.last:
             seq = part.members[index]

@@ -21,13 +21,19 @@ __all__ = ["Launcher"]
 class Launcher:
     """Launches decode and prefill parts. ``preempted`` is told of sequences that have to wait again.
 
-    ``alone``: one chunk per step, of a size that does not depend on who else runs (deterministic mode).
+    ``head_start``: positions reserved ahead while the pool has them. ``alone``: one chunk per step, of a size that does not depend on who else runs (deterministic mode).
     """
 
     def __init__(
-        self, board: Board, budget: int, preempted: Callable[[Sequence], None], *, alone: bool = False
+        self,
+        board: Board,
+        budget: int,
+        preempted: Callable[[Sequence], None],
+        *,
+        head_start: int = 0,
+        alone: bool = False,
     ) -> None:
-        self._board, self._budget = board, budget
+        self._board, self._budget, self._head_start = board, budget, head_start
         self._preempted, self._alone = preempted, alone
         self._page_size = board.cache.page_size
 
@@ -70,8 +76,14 @@ class Launcher:
 
     def _provide(self, cohort: Cohort) -> bool:
         """Pages for the members that are short; True when they have them or somebody was preempted for them."""
-        for i, end in cohort.wanted():
-            if not self._reserve(cohort.members[i], end):
+        for i in cohort.short:
+            seq, end = cohort.members[i], cohort.wanted(i)
+            if end <= seq.held_lease.capacity:
+                continue
+            ahead = min(end + self._head_start, seq.prompt_len + seq.limit - 1)
+            if ahead > end and seq.held_lease.reserve(ahead):
+                continue
+            if not self._reserve(seq, end):
                 return False
             if self._board.cohort is not cohort:
                 return True

@@ -116,6 +116,10 @@ class Sequence:
         assert self.lease is not None, f"work {self.id} holds no lease"
         return self.lease
 
+    def is_overdue(self, positions: int) -> bool:
+        """The lease knows of at least ``positions`` less than have committed."""
+        return self.computed - self.held_lease.computed >= positions
+
     def settle(self, computed: int) -> None:
         """Tell the lease that positions up to ``computed`` committed, their keys first."""
         lease, keys = self.held_lease, self.keys

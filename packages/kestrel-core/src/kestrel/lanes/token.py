@@ -74,7 +74,11 @@ class TokenLane(Lane):
             holds_siblings=config.prefix_cache,
         )
         self._launcher = Launcher(
-            self._board, config.max_batched_tokens, self._admission.requeue, alone=config.deterministic
+            self._board,
+            config.max_batched_tokens,
+            self._admission.requeue,
+            head_start=config.head_start,
+            alone=config.deterministic,
         )
         self._committer = Committer(self._board, self._admission.prompt_cached)
         self._deadlines = Deadlines()
@@ -206,8 +210,7 @@ class TokenLane(Lane):
         for seq in [s for s in board.sequences.values() if s.lease is not None]:
             board.fault(seq, fault(seq.id, "the lane failed", error), now)
         while board.in_flight:
-            for lease in board.in_flight.popleft().pinned:
-                lease.unpin()
+            board.unpin(board.in_flight.popleft())
 
     def _take_in(self) -> None:
         board = self._board
@@ -252,7 +255,7 @@ class TokenLane(Lane):
         while len(board.in_flight) >= depth:
             self._commit_oldest()
         now = self._clock()
-        if board.room and len(self._admission):
+        if len(self._admission) and (board.room or board.is_still):
             self._admission.admit(now)
         if board.prefilling:
             outcome = board.encoder.advance(board.prefilling)

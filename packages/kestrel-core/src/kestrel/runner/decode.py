@@ -91,7 +91,7 @@ class DecodeStage:
         self.computed[:] = [entry.computed for entry in entries]
         offsets_PB = np.array([entry.offsets for entry in entries], dtype=np.int64).T
         self._block.host[: self._num_positions, :count] = self.computed + offsets_PB
-        self.place(np.arange(count))
+        self._place(np.arange(count))
         if states.recurrent:
             name = states.recurrent[0]
             self._block.host[self._moving, :count] = [entry.lease.state_slot(name) for entry in entries]
@@ -104,7 +104,15 @@ class DecodeStage:
         self._fixed.push()
         self._tables_version = -1
 
-    def place(self, columns: NDArray[np.intp]) -> None:
+    def enter_pages(self, columns: Sequence[int]) -> None:
+        """Point ``columns``, which stand at the first position of a page, at its first slot."""
+        size = self._states.page_size
+        for column in columns:
+            row, page_idx = self.rows_host[column], int(self.computed[column]) // size
+            for group, table in enumerate(self._rows.hosts):
+                self._block.host[self._num_positions + group, column] = int(table[row, page_idx]) * size
+
+    def _place(self, columns: NDArray[np.intp]) -> None:
         """Point ``columns`` at the slots of their positions, from the page tables of their rows."""
         rows, size = self._fixed.host[0, columns], self._states.page_size
         page_idx, offset = np.divmod(self.computed[columns], size)
@@ -131,7 +139,7 @@ class DecodeStage:
         return self._batch
 
     def advance(self) -> None:
-        """The launch was made: every row stands one position further. Slots that leave their page need ``place``."""
+        """The launch was made: every row stands one position further. Slots that leave their page need ``enter_pages``."""
         self._advancing += 1
         self.computed += 1
         self._longest += 1
