@@ -60,7 +60,7 @@ class TokenLane(Lane):
             sampler,
             features,
             max_rows=config.max_rows,
-            max_len=self.limits.max_len,
+            max_len=max(1, min(self.limits.max_len, self.limits.pool_len)),
             overlaps=config.steps_in_flight > 1,
             device=device,
             pads=config.deterministic,

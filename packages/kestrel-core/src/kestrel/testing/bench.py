@@ -76,12 +76,13 @@ class Bench:
         entries: int = 4,
         max_len: int = 256,
         head_start: int = 8,
+        device: torch.device = CPU,
     ) -> None:
         spec = driver.spec
         windows = {s.window: window_pages or pages for s in spec.states if isinstance(s, WindowKV)}
         self.cache = StateCache(
             spec,
-            device=CPU,
+            device=device,
             dtype=torch.float32,
             page_size=page_size,
             sizes=PoolSizes(
@@ -96,14 +97,14 @@ class Bench:
         )
         features = None
         if spec.media:
-            features = FeaturePool(feature_rows, spec.hidden_size, device=CPU, dtype=torch.float32)
+            features = FeaturePool(feature_rows, spec.hidden_size, device=device, dtype=torch.float32)
         self.clock = Clock()
         self.driver = driver
         self.outcomes: dict[int, Outcome] = {}
         self.lane = TokenLane(
             driver,
             cache=self.cache,
-            sampler=Sampler(spec, max_rows, CPU),
+            sampler=Sampler(spec, max_rows, device),
             features=features,
             config=LaneConfig(
                 max_rows=max_rows,
@@ -115,7 +116,7 @@ class Bench:
                 head_start=head_start,
                 deterministic=deterministic,
             ),
-            device=CPU,
+            device=device,
             sink=self.take,
             clock=self.clock,
         )

@@ -20,6 +20,8 @@ from kestrel.types import Prepared
 
 __all__ = ["COORD", "EOS", "NAN", "ToyHybrid"]
 
+CPU = torch.device("cpu")
+
 EOS, COORD, NAN = 1, 2, 3  # ends a sequence; comes with bins when aux is on; poisons its sequence
 
 
@@ -41,8 +43,10 @@ class ToyHybrid(TokenDriver):
         position_rows: int = 1,
         max_positions: int = 256,
         max_cost: int = 2,
+        device: torch.device = CPU,
     ) -> None:
-        self.weights = ToyWeights.make(seed, vocab_size, torch.float32, nan_id=NAN)
+        self.weights = ToyWeights.make(seed, vocab_size, torch.float32, nan_id=NAN).to(device)
+        self._device = device
         self.window, self.has_recurrent, self.has_cross, self.has_aux = window, recurrent, cross, aux
         self.seed, self.encoded_items = seed, 0
         states: list[StateSpec] = [PagedKV(name="full", layers=1, kv_heads=1, head_dim=HIDDEN)]
@@ -69,7 +73,7 @@ class ToyHybrid(TokenDriver):
 
     def encode(self, kind: str, packed: Sequence[Prepared]) -> torch.Tensor:
         self.encoded_items += len(packed)
-        return torch.cat([item.tensors["x"] for item in packed]) @ self.weights.media
+        return torch.cat([item.tensors["x"] for item in packed]).to(self._device) @ self.weights.media
 
     def write_cross(
         self, encoded: torch.Tensor, packed: Sequence[Prepared], views: Mapping[str, CrossView]
@@ -167,7 +171,7 @@ class ToyHybrid(TokenDriver):
         out = torch.zeros_like(q)
         for b, tokens, extent in _sequences(view.extents):
             end = extent.computed + extent.query_len
-            at = torch.arange(end)
+            at = torch.arange(end, device=x_TC.device)
             pages = view.page_table_BN[b, at // size].long()
             keys, values = view.k_LPKSD[0, pages, 0, at % size], view.v_LPKSD[0, pages, 0, at % size]
             for t in range(extent.query_len):

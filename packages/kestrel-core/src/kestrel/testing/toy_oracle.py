@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 
@@ -28,6 +28,11 @@ class ToyWeights:
     decay: torch.Tensor
     unembedding: torch.Tensor
     aux_head: torch.Tensor
+
+    def to(self, device: torch.device) -> ToyWeights:
+        """These weights on ``device``."""
+        moved = {f.name: getattr(self, f.name).to(device) for f in fields(self)}
+        return ToyWeights(**moved)
 
     @classmethod
     def make(cls, seed: int, vocab_size: int, dtype: torch.dtype, *, nan_id: int) -> ToyWeights:

@@ -22,6 +22,8 @@ from kestrel.types import Prepared, Token
 
 __all__ = ["COORD", "EOS", "NAN", "FakeTokenDriver", "ToyHybrid", "ToyState", "ToyStep", "toy_media"]
 
+CPU = torch.device("cpu")
+
 
 def toy_media(kind: str, seed: int, rows: int, *, positions: int | None = None, cost: int = 1) -> Prepared:
     """A prepared item of ``rows`` random rows, as ``ToyHybrid`` and ``ToyStep`` encode it.
@@ -52,6 +54,7 @@ class FakeTokenDriver(TokenDriver):
         *,
         max_positions: int = 1 << 20,
         follows: Callable[[int], int] | None = None,
+        device: torch.device = CPU,
     ) -> None:
         self.spec = TokenSpec(
             vocab_size=vocab_size,
@@ -63,6 +66,7 @@ class FakeTokenDriver(TokenDriver):
         self._logits = torch.zeros(vocab_size, vocab_size)
         for i in range(vocab_size):
             self._logits[i, rule(i)] = 1.0
+        self._logits = self._logits.to(device)
 
     def embed(self, batch: Batch) -> torch.Tensor:
         return batch.ids_T
