@@ -244,7 +244,8 @@ class RuntimeConfig:
     or a directory in Hub layout. ``device``: "auto" (CUDA, then MPS, then CPU), "cpu", "cuda[:n]", "mps".
     ``dtype`` "auto": float32 on CPU, float16 on MPS, the checkpoint's on CUDA. Sizes in positions, bytes or pixels;
     ``memory_utilization`` is a share of the device's memory in (0, 1]. ``steps_in_flight`` None: 2 on devices with
-    streams, 1 on CPU. ``ops`` overrides the provider per op: {"paged_attention": "reference"}.
+    streams, 1 on CPU. ``ops`` overrides the provider per op: {"paged_attention": "reference"}. ``chat_template``
+    "checkpoint": prompts by the checkpoint's own template, where its family can run one, instead of the family's.
     """
 
     model: str | None = None
@@ -275,6 +276,7 @@ class RuntimeConfig:
     max_decoded_media_bytes: int = 4 * 2**30
     allowed_media_domains: Sequence[str] = ()
     idle_unload_s: float | None = None
+    chat_template: Literal["builtin", "checkpoint"] = "builtin"
     service_name: str = "kestrel"
 
     def __post_init__(self) -> None:
@@ -289,6 +291,10 @@ class RuntimeConfig:
         if self.decode_path not in ("auto", "native", "generated"):
             raise InvalidRequestError(
                 f"decode_path is {self.decode_path!r}. {closest(self.decode_path, ['auto', 'native', 'generated'])}"
+            )
+        if self.chat_template not in ("builtin", "checkpoint"):
+            raise InvalidRequestError(
+                f"chat_template is {self.chat_template!r}. {closest(self.chat_template, ['builtin', 'checkpoint'])}"
             )
         given = [
             n
