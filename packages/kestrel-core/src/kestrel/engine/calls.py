@@ -3,25 +3,35 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 import time
-import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from opentelemetry.trace import Span
+
 from kestrel.config import Settings
-from kestrel.engine.infer import CallScope, EngineInfer
+from kestrel.engine.infer import EngineInfer
+from kestrel.engine.media import PreparedMedia
+from kestrel.engine.result import composed, engine_result
+from kestrel.engine.scope import CallScope
 from kestrel.engine.streams import ChunkQueue, EngineStream
-from kestrel.errors import InvalidRequestError, RequestCancelledError, RequestTimeoutError
-from kestrel.spi import Call, Completion, RequestRecord, Skill
+from kestrel.errors import InvalidRequestError, KestrelError, RequestCancelledError, RequestTimeoutError
+from kestrel.spi import Call, RequestRecord, Skill
 from kestrel.types import EngineResult
 
 if TYPE_CHECKING:
+    from kestrel.engine.fleet import Fleet
     from kestrel.engine.loaded import LoadedModel
     from kestrel.engine.telemetry import Telemetry
 
 __all__ = ["CallRunner"]
+
+Given = Mapping[str, Any] | Settings | None
+
+LAST_WAIT_S = 10.0  # for calls that were told to end: their own code may take its time, shutdown does not
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,155 +42,191 @@ class _Ready:
     skill: Skill
     call: Call
     scope: CallScope
+    span: Span
 
 
 class CallRunner:
-    """Runs calls of one engine. ``observe`` is told of every ended request."""
+    """Runs the calls of one engine. ``observe`` is told of every ended call, whatever ended it."""
 
-    def __init__(self, telemetry: Telemetry, observe: Callable[[RequestRecord], None]) -> None:
+    def __init__(self, fleet: Fleet, telemetry: Telemetry, observe: Callable[[RequestRecord], None]) -> None:
+        self._fleet = fleet
         self._telemetry = telemetry
         self._observe = observe
+        self._open: set[CallScope] = set()
+        self._all_ended = asyncio.Event()
+        self._all_ended.set()
 
     async def run(
-        self,
-        model: LoadedModel,
-        skill: Skill,
-        inputs: Mapping[str, Any],
-        settings: Mapping[str, Any] | Settings | None,
+        self, model_id: str, skill: str, inputs: Mapping[str, Any], settings: Given
     ) -> EngineResult:
         """The result of one call that is not streamed."""
-        ready = self._parse(model, skill, inputs, settings)
-        return await self._accounted(ready, streamed=False)
+        scope, span = self._begin(model_id, skill, streamed=False)
+        try:
+            with self._fleet.in_use(model_id):
+                ready = await self._parse(skill, scope, span, inputs, settings)
+                result = await self._answer(ready)
+        except BaseException as error:
+            self._end(scope, span, error)
+            raise
+        self._end(scope, span, result)
+        return result
 
-    def stream(
-        self,
-        model: LoadedModel,
-        skill: Skill,
-        inputs: Mapping[str, Any],
-        settings: Mapping[str, Any] | Settings | None,
+    async def stream(
+        self, model_id: str, skill: str, inputs: Mapping[str, Any], settings: Given
     ) -> EngineStream:
         """A stream of one call; validation errors are raised here, later ones by the stream."""
-        ready = self._parse(model, skill, inputs, settings)
-        if ready.call.settings.n != 1:
-            raise InvalidRequestError(f"a stream shows one output; n is {ready.call.settings.n}. Leave n out")
+        scope, span = self._begin(model_id, skill, streamed=True)
         chunks = ChunkQueue()
-        ready.scope.emit = chunks.put
-        usage = model.in_use()
-        usage.__enter__()  # held until the task ends, started or not
-        task = asyncio.ensure_future(self._streamed(ready, chunks))
-        task.add_done_callback(lambda _: usage.__exit__(None, None, None))
+        scope.emit = chunks.put
+        try:
+            with contextlib.ExitStack() as stack:
+                stack.enter_context(self._fleet.in_use(model_id))
+                ready = await self._parse(skill, scope, span, inputs, settings)
+                if scope.settings.n != 1:
+                    raise InvalidRequestError(
+                        f"a stream shows one output; n is {scope.settings.n}. Leave n out"
+                    )
+                held = stack.pop_all()
+        except BaseException as error:
+            self._end(scope, span, error)
+            raise
+
+        def ended(task: asyncio.Task[EngineResult]) -> None:
+            held.close()
+            chunks.close()
+            if task.cancelled():
+                self._end(scope, span, asyncio.CancelledError())
+            else:
+                self._end(scope, span, task.exception() or task.result())
 
         def cancel() -> None:
-            ready.scope.cancel()
+            scope.cancel()
             chunks.close()
 
-        return EngineStream(task, chunks, cancel, ready.scope.request_id)
+        task = asyncio.ensure_future(self._answer(ready))
+        task.add_done_callback(ended)
+        return EngineStream(task, chunks, cancel, scope.request_id)
 
-    async def _streamed(self, ready: _Ready, chunks: ChunkQueue) -> EngineResult:
-        try:
-            return await self._accounted(ready, streamed=True)
-        finally:
-            chunks.close()
+    async def prepare(self, model_id: str, image: Any, given: Given) -> PreparedMedia:
+        """``image`` prepared by a model for several calls; its owner holds it."""
+        settings = Settings.from_mapping(given)
+        with self._fleet.in_use(model_id):
+            model = await self._fleet.ready(model_id)
+            model.intake.check([("image", image)])
+            return await model.intake.prepare("image", image, settings)
 
-    def _parse(
-        self,
-        model: LoadedModel,
-        skill: Skill,
-        inputs: Mapping[str, Any],
-        given: Mapping[str, Any] | Settings | None,
+    async def wait_ended(self, timeout_s: float | None) -> None:
+        """Until no call is under way, at most ``timeout_s``."""
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._all_ended.wait(), timeout_s)
+
+    async def end_all(self, error: KestrelError) -> None:
+        """End every call under way with ``error``, and wait until they have ended."""
+        for scope in list(self._open):
+            scope.end(error)
+        running = [scope.task for scope in self._open if scope.task is not None]
+        if running:
+            await asyncio.wait(running, timeout=LAST_WAIT_S)
+
+    # -- accounting
+
+    def _begin(self, model_id: str, skill: str, *, streamed: bool) -> tuple[CallScope, Span]:
+        label = (
+            skill if self._fleet.has_skill(skill) else "unknown"
+        )  # names are labels: no caller may make new ones
+        scope = CallScope(model_id=model_id, skill=label, streamed=streamed)
+        self._open.add(scope)
+        self._all_ended.clear()
+        return scope, self._telemetry.begin(scope)
+
+    def _end(self, scope: CallScope, span: Span, outcome: EngineResult | BaseException) -> None:
+        self._open.discard(scope)
+        if not self._open:
+            self._all_ended.set()
+        record = _record(scope, outcome)
+        self._telemetry.end(span, record, scope.elapsed_s)
+        self._observe(record)
+
+    # -- the steps of a call
+
+    async def _parse(
+        self, name: str, scope: CallScope, span: Span, inputs: Mapping[str, Any], given: Given
     ) -> _Ready:
+        skill = self._fleet.skill(name)
+        model = await self._fleet.ready(scope.model_id)
         prompt = model.require_skill(skill.name)
         defaults = prompt.defaults(skill.name)
         settings = skill.settings(given, defaults)
-        if settings.seed is None:
-            settings = settings.with_(seed=secrets.randbits(63))
-        values = dict(inputs)
-        if "reasoning" in values and values["reasoning"] is None:
-            values["reasoning"] = bool(defaults.get("reasoning", False))
-        call = skill.parse(values, settings)
+        scope.settings = settings if settings.seed is not None else settings.with_(seed=secrets.randbits(63))
+        values = {name: value for name, value in inputs.items() if value is not None}
+        if "reasoning" not in values and defaults.get("reasoning") is not None:
+            values["reasoning"] = defaults["reasoning"]
+        call = skill.parse(values, scope.settings)
+        scope.num_media = len(call.media)
         model.intake.check(call.media)
         prompt.validate(skill.name, call)
-        now = time.monotonic()
-        assert settings.seed is not None
-        deadline = None if settings.timeout_s is None else now + settings.timeout_s
-        scope = CallScope(request_id=uuid.uuid4().hex, seed=settings.seed, submitted=now, deadline=deadline)
-        return _Ready(model, skill, call, scope)
+        return _Ready(model, skill, call, scope, span)
 
-    async def _accounted(self, ready: _Ready, streamed: bool) -> EngineResult:
-        scope, model = ready.scope, ready.model
-        status, error_type, reason = "ok", None, None
+    async def _answer(self, ready: _Ready) -> EngineResult:
+        """The call's result. It runs in a task of its own, so that deadline, stop and stream can end it anywhere."""
+        scope = ready.scope
+        scope.check()
+        task = scope.task = asyncio.ensure_future(self._execute(ready))
+        left = None if scope.deadline is None else max(0.0, scope.deadline - time.monotonic())
         try:
-            with self._telemetry.span(scope.request_id, model.model_id, ready.skill.name):
-                result = await self._within_deadline(ready)
-            reason = result.finish_reason
-            status = "cancelled" if reason == "cancelled" else "ok"
-            return result
-        except (asyncio.CancelledError, RequestCancelledError) as error:
-            status, error_type, reason = "cancelled", type(error).__name__, "cancelled"
+            await asyncio.wait([task], timeout=left)
+            if not task.done():
+                scope.end(scope.timed_out())
+                await asyncio.wait([task])
+        except asyncio.CancelledError:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
             raise
-        except BaseException as error:
-            status, error_type = "failed", type(error).__name__
-            raise
-        finally:
-            record = RequestRecord(
-                request_id=scope.request_id,
-                model_id=model.model_id,
-                skill=ready.skill.name,
-                status=status,
-                error_type=error_type,
-                finish_reason=reason,
-                metrics=scope.total(),
-                num_media=len(ready.call.media),
-                streamed=streamed,
-            )
-            self._telemetry.record(record, time.monotonic() - scope.submitted)
-            self._observe(record)
-
-    async def _within_deadline(self, ready: _Ready) -> EngineResult:
-        deadline = ready.scope.deadline
-        if deadline is None:
-            return await self._execute(ready)
-        left = max(0.0, deadline - time.monotonic())
+        if task.cancelled():
+            raise scope.ended or RequestCancelledError(f"request {scope.request_id} was cancelled")
         try:
-            return await asyncio.wait_for(self._execute(ready), left)
-        except (asyncio.TimeoutError, RequestTimeoutError) as error:
-            if isinstance(error, RequestTimeoutError):
-                raise
-            raise RequestTimeoutError(
-                f"request {ready.scope.request_id} did not finish within timeout_s={ready.call.settings.timeout_s:g} s "
-                "(queue time included). Retry, or raise timeout_s."
-            ) from None
+            return task.result()
+        except RequestTimeoutError as error:
+            raise scope.timed_out() from error
 
     async def _execute(self, ready: _Ready) -> EngineResult:
         model, call, scope = ready.model, ready.call, ready.scope
-        prepared, warnings = await model.intake.prepare_all(call.media, call.settings)
         infer = EngineInfer(model, scope)
         prompt = model.require_skill(ready.skill.name)
-        ready_call = call.with_prepared(prepared)
-        composition = prompt.run(ready.skill.name)
-        if composition is not None:
-            output = await composition(ready_call, infer)
-            completions = [Completion(output=output)]
-        else:
-            completions = await ready.skill.run(ready_call, infer, prompt, model.require_tokenizer())
-        return _result(completions, model.model_id, scope, warnings)
+        with (
+            self._telemetry.within(ready.span),
+            model.intake.budget.hold() as hold,
+            contextlib.closing(infer),
+        ):
+            with model.preparing() if call.media else contextlib.nullcontext():
+                prepared, warnings = await model.intake.prepare_all(call.media, call.settings, hold)
+            call = call.with_prepared(prepared)
+            composition = prompt.run(ready.skill.name)
+            if composition is not None:
+                completions = [composed(await composition(call, infer), call, scope)]
+            else:
+                completions = await ready.skill.run(call, infer, prompt, model.require_tokenizer())
+        return engine_result(completions, scope, warnings)
 
 
-def _result(
-    completions: list[Completion], model_id: str, scope: CallScope, warnings: tuple[str, ...]
-) -> EngineResult:
-    first = completions[0]
-    logprobs = tuple(token.logprobs for token in first.tokens if token.logprobs is not None)
-    return EngineResult(
-        output=first.output,
-        outputs=tuple(c.output for c in completions),
-        finish_reason=first.finish_reason,
-        metrics=scope.total(),
+def _record(scope: CallScope, outcome: EngineResult | BaseException) -> RequestRecord:
+    """What observers learn of an ended call."""
+    status, error_type, reason = "ok", None, None
+    if isinstance(outcome, EngineResult):
+        reason = outcome.finish_reason
+        status = "cancelled" if reason == "cancelled" else "ok"
+    elif isinstance(outcome, asyncio.CancelledError | RequestCancelledError):
+        status, error_type, reason = "cancelled", type(outcome).__name__, "cancelled"
+    else:
+        status, error_type = "failed", type(outcome).__name__
+    return RequestRecord(
         request_id=scope.request_id,
-        seed=scope.seed,
-        model_id=model_id,
-        tokens=tuple(token.id for token in first.tokens),
-        logprobs=logprobs if logprobs and len(logprobs) == len(first.tokens) else None,
-        media=first.media,
-        warnings=warnings,
+        model_id=scope.model_id,
+        skill=scope.skill,
+        status=status,
+        error_type=error_type,
+        finish_reason=reason,
+        metrics=scope.total(),
+        num_media=scope.num_media,
+        streamed=scope.streamed,
     )

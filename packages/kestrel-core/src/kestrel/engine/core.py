@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import logging
-from collections.abc import AsyncIterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Coroutine, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
 from kestrel.config import Environment, RuntimeConfig
 from kestrel.engine.calls import CallRunner
 from kestrel.engine.fleet import Fleet, ProgressReport
-from kestrel.engine.loaded import LoadedModel
 from kestrel.engine.media import PreparedMedia
-from kestrel.engine.models import GivenSettings, Verbs
 from kestrel.engine.router import Router
 from kestrel.engine.streams import EngineStream
 from kestrel.engine.telemetry import Telemetry
+from kestrel.engine.verbs import GivenSettings, Verbs
 from kestrel.errors import EngineStoppedError, InvalidRequestError
 from kestrel.plugins import PluginHost
 from kestrel.skills import builtin_skills
@@ -27,10 +23,10 @@ from kestrel.types import EngineResult
 
 __all__ = ["InferenceEngine", "ModelHandle", "installed_plugins"]
 
-log = logging.getLogger("kestrel.engine")
+AsyncVerbs = Verbs[Coroutine[Any, Any, EngineResult], Coroutine[Any, Any, EngineStream]]
 
 
-class ModelHandle(Verbs):
+class ModelHandle(AsyncVerbs):
     """One model of an engine, with every verb."""
 
     def __init__(self, engine: InferenceEngine, model_id: str) -> None:
@@ -54,34 +50,32 @@ class ModelHandle(Verbs):
     async def run(
         self, skill: str, inputs: Mapping[str, Any], settings: GivenSettings = None
     ) -> EngineResult:
-        return await self._engine._run(self.model_id, skill, inputs, settings)
+        return await self._engine.calls().run(self.model_id, skill, inputs, settings)
 
     async def start_stream(
         self, skill: str, inputs: Mapping[str, Any], settings: GivenSettings = None
     ) -> EngineStream:
-        return await self._engine._stream(self.model_id, skill, inputs, settings)
-
-    async def stream(self, skill: str, settings: GivenSettings = None, **inputs: Any) -> EngineStream:
-        """A stream of any skill, its inputs as keywords."""
-        return await self.start_stream(skill, inputs, settings)
+        return await self._engine.calls().stream(self.model_id, skill, inputs, settings)
 
     async def prepare(self, image: Any, settings: GivenSettings = None) -> PreparedMedia:
         """``image`` decoded and prepared once; accepted wherever this model takes an image."""
-        return await self._engine._prepare(self.model_id, image, settings)
+        return await self._engine.calls().prepare(self.model_id, image, settings)
 
 
-class InferenceEngine(Verbs):
+class InferenceEngine(AsyncVerbs):
     """An in-process inference engine. Make one with ``await InferenceEngine.create(...)``.
 
     The verbs of the engine are those of its first model; ``model(id)`` gives the others. Everything runs on the
     event loop that created it, a bounded pool for CPU work, and one thread per device.
     """
 
-    def __init__(self, fleet: Fleet, calls: CallRunner) -> None:
+    def __init__(self, fleet: Fleet, calls: CallRunner, loop: asyncio.AbstractEventLoop) -> None:
         self.fleet = fleet
         self._calls = calls
-        self._default = fleet.default_id
-        self._stopping = False
+        self._loop = loop
+        self._default = ModelHandle(self, fleet.default_id)
+        self._is_stopping = False
+        self._shutting = asyncio.Lock()
 
     @classmethod
     async def create(
@@ -95,10 +89,10 @@ class InferenceEngine(Verbs):
     ) -> InferenceEngine:
         """An engine with its models loaded; the first is the default one.
 
-        ``config`` None picks the embedded model. ``progress(stage, done, total)`` reports "download", "load" and
-        "warm-up" from worker threads. ``plugins`` replaces the installed ones (tests, embedding hosts).
-        Raises UnknownModelError, LoadError, CapacityError, NoKernelError or PluginError, with everything that
-        was started taken down again: a second ``create`` starts afresh.
+        ``config`` None picks the embedded model. ``progress(stage, done, total)`` is called from worker threads; the
+        stages are "download FILE" and "load", both in bytes. ``plugins`` replaces the installed ones (tests,
+        embedding hosts). Raises UnknownModelError, LoadError, CapacityError, NoKernelError or PluginError. Whatever
+        ends it, a cancellation too, everything that was started is taken down: a second ``create`` starts afresh.
         """
         if adapter_provider is not None or api_key is not None:
             raise InvalidRequestError(
@@ -106,20 +100,15 @@ class InferenceEngine(Verbs):
             )
         configs = [_as_config(item) for item in (config, *models)]
         host = plugins if plugins is not None else await asyncio.to_thread(installed_plugins)
-        pool = ThreadPoolExecutor(max_workers=8, thread_name_prefix="kestrel-cpu")
-        fleet = Fleet(configs, host, Router(asyncio.get_running_loop()), pool, progress)
+        loop = asyncio.get_running_loop()
+        fleet = Fleet(configs, host, Router(loop), progress)
         try:
             await fleet.start()
         except BaseException:
-            await fleet.stop(abort=True)
+            await fleet.stop()
             raise
-        telemetry = Telemetry(
-            configs[0].service_name,
-            running=fleet.gauge("running"),
-            waiting=fleet.gauge("waiting"),
-            cache_usage=fleet.gauge("cache_usage"),
-        )
-        return cls(fleet, CallRunner(telemetry, host.request_finished))
+        telemetry = Telemetry(configs[0].service_name, fleet.stats)
+        return cls(fleet, CallRunner(fleet, telemetry, host.request_finished), loop)
 
     async def __aenter__(self) -> InferenceEngine:
         return self
@@ -136,68 +125,68 @@ class InferenceEngine(Verbs):
 
     def model(self, model_id: str | None = None) -> ModelHandle:
         """The handle of a model (None: the default). UnknownModelError names the engine's models."""
-        return ModelHandle(self, self.fleet.slot(model_id or self._default).model_id)
+        return self._default if model_id is None else ModelHandle(self, self.fleet.slot(model_id).model_id)
 
     async def run(
         self, skill: str, inputs: Mapping[str, Any], settings: GivenSettings = None
     ) -> EngineResult:
-        return await self._run(self._default, skill, inputs, settings)
+        return await self._default.run(skill, inputs, settings)
 
     async def start_stream(
         self, skill: str, inputs: Mapping[str, Any], settings: GivenSettings = None
     ) -> EngineStream:
-        return await self._stream(self._default, skill, inputs, settings)
+        return await self._default.start_stream(skill, inputs, settings)
 
     async def prepare(self, image: Any, settings: GivenSettings = None) -> PreparedMedia:
         """``image`` decoded and prepared once by the default model; accepted wherever an image is."""
-        return await self._prepare(self._default, image, settings)
+        return await self._default.prepare(image, settings)
 
     def stats(self) -> dict[str, dict[str, float]]:
-        """Counters of each loaded model's lane: running, waiting, cache usage, steps, preemptions, …"""
+        """Counters of each loaded model's lane: running, waiting, cache usage, steps, preemptions, …; any thread."""
         return self.fleet.stats()
 
     async def pause(self) -> None:
         """Stop launching steps, keep every state. Requests wait (their timeouts go on)."""
-        self._check()
+        self.calls()
         await self.fleet.pause()
 
     async def resume(self) -> None:
         """Go on after ``pause``."""
-        self._check()
+        self.calls()
         await self.fleet.resume()
 
     async def shutdown(self, drain: bool = True, timeout_s: float | None = None) -> None:
-        """Stop the engine. ``drain``: let running and queued requests finish first (at most ``timeout_s``), then
-        abort the rest with EngineStoppedError. Without ``drain`` all are aborted at once. Idempotent."""
-        self._stopping = True
-        await self.fleet.stop(abort=not drain, timeout_s=timeout_s)
+        """Stop the engine; new requests are refused at once. Idempotent.
 
-    async def _run(
-        self, model_id: str, skill: str, inputs: Mapping[str, Any], settings: GivenSettings
-    ) -> EngineResult:
-        async with self._model(model_id) as model:
-            return await self._calls.run(model, self.fleet.skill(skill), inputs, settings)
+        ``drain``: let requests under way finish first (at most ``timeout_s``; a paused engine goes on), then end the
+        rest with EngineStoppedError. Without ``drain`` all end at once, also those that another shutdown waits for.
+        """
+        self._check_loop()
+        self._is_stopping = True
+        error = EngineStoppedError("the engine was shut down before the request finished")
+        if not drain:
+            await self._calls.end_all(error)
+        async with self._shutting:
+            if drain:
+                await self.fleet.resume()
+                await self._calls.wait_ended(timeout_s)
+            await self._calls.end_all(error)
+            await self.fleet.stop()
+            await self._calls.end_all(error)  # those that were waiting for a model
 
-    async def _stream(
-        self, model_id: str, skill: str, inputs: Mapping[str, Any], settings: GivenSettings
-    ) -> EngineStream:
-        async with self._model(model_id) as model:
-            return self._calls.stream(model, self.fleet.skill(skill), inputs, settings)
-
-    async def _prepare(self, model_id: str, image: Any, settings: GivenSettings) -> PreparedMedia:
-        async with self._model(model_id) as model:
-            return await model.prepare("image", image, settings)
-
-    @contextlib.asynccontextmanager
-    async def _model(self, model_id: str) -> AsyncIterator[LoadedModel]:
-        self._check()
-        model = await self.fleet.ready(model_id)
-        with model.in_use():
-            yield model
-
-    def _check(self) -> None:
-        if self._stopping:
+    def calls(self) -> CallRunner:
+        """What runs calls, while the engine takes any."""
+        self._check_loop()
+        if self._is_stopping:
             raise EngineStoppedError("the engine is stopping or stopped; create a new one")
+        return self._calls
+
+    def _check_loop(self) -> None:
+        if asyncio.get_running_loop() is not self._loop:
+            raise InvalidRequestError(
+                "the engine belongs to the event loop that created it, and was used on another one. Create it where "
+                "it is used, or use SyncEngine, which has a loop of its own"
+            )
 
 
 def installed_plugins() -> PluginHost:

@@ -3,102 +3,82 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Executor
-from dataclasses import dataclass, field
-from enum import Enum
+from collections.abc import Iterator, Sequence
 
 import torch
 
 from kestrel.config import RuntimeConfig
 from kestrel.device import resolve_device
-from kestrel.engine.loaded import LoadedModel, Shared, load_model
-from kestrel.engine.loading import Blueprint, ProgressReport, survey
-from kestrel.engine.memory import Demand, plan_memory
+from kestrel.engine.building import load_model
+from kestrel.engine.loaded import LoadedModel, Shared
+from kestrel.engine.loading import ProgressReport, survey
+from kestrel.engine.memory import plan_memory, return_memory
+from kestrel.engine.pool import CpuPool
 from kestrel.engine.router import Router
+from kestrel.engine.slots import Phase, Slot
 from kestrel.errors import CapacityError, EngineStoppedError, InvalidRequestError, UnknownModelError, closest
 from kestrel.lanes import DeviceThread
 from kestrel.media import MediaBudget
 from kestrel.plugins import PluginHost
 from kestrel.skills import builtin_skills
-from kestrel.spi import ModelInfo, Skill
+from kestrel.spi import Skill
 
 __all__ = ["Fleet", "ProgressReport"]
 
 log = logging.getLogger("kestrel.engine")
 
 
-class Phase(Enum):
-    """Where a model is."""
-
-    UNLOADED = "unloaded"
-    READY = "ready"
-    STOPPED = "stopped"
-
-
-@dataclass(slots=True, eq=False)
-class Slot:
-    """One model of the engine, loaded or not. ``lock`` lets one task load or unload it at a time."""
-
-    config: RuntimeConfig
-    blueprint: Blueprint
-    device: torch.device
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    phase: Phase = Phase.UNLOADED
-    model: LoadedModel | None = None
-    used_at: float = 0.0
-    idle_timer: asyncio.TimerHandle | None = None
-
-    @property
-    def model_id(self) -> str:
-        """The id that users type."""
-        return self.blueprint.card.model_id
-
-    @property
-    def info(self) -> ModelInfo:
-        """What the family says of the checkpoint."""
-        return self.blueprint.info
-
-    @property
-    def skills(self) -> tuple[str, ...]:
-        """Skills of the model."""
-        return self.blueprint.info.skills
-
-
 class Fleet:
-    """Loads, finds, evicts and stops models. Used on the event loop; the work happens on threads."""
+    """Loads, finds, evicts and stops models. Used on the event loop; the work happens on threads.
+
+    One change (a load, an unload, the stop) happens at a time, since each reads how much memory is free.
+    """
 
     def __init__(
         self,
         configs: Sequence[RuntimeConfig],
         host: PluginHost,
         router: Router,
-        pool: Executor,
         progress: ProgressReport | None,
     ) -> None:
         self._configs = tuple(configs)
         self._host = host
         self._skills = {skill.name: skill for skill in builtin_skills()} | dict(host.skills)
-        self._progress = progress
+        self._reporter = _Reporter(progress)
         self._slots: dict[str, Slot] = {}
         self._threads: dict[torch.device, DeviceThread] = {}
-        budget = MediaBudget(min(config.max_decoded_media_bytes for config in configs))
-        self._shared = Shared(router=router, pool=pool, media_budget=budget, host=host)
-        self._pool = pool
-        self._is_paused = False
+        self._change = asyncio.Lock()
+        self._pausing = asyncio.Lock()
+        self._loads: set[asyncio.Future[LoadedModel]] = set()
+        self._unloads: set[asyncio.Task[None]] = set()
+        self._shared = Shared(
+            router=router,
+            pool=CpuPool(),
+            media_budget=MediaBudget(min(config.max_decoded_media_bytes for config in configs)),
+            host=host,
+            running=asyncio.Event(),
+        )
+        self._shared.running.set()
 
     async def start(self) -> None:
         """Every model located, described and loaded, in order."""
         for config in self._configs:
-            blueprint = await asyncio.to_thread(survey, config, self._host, self._progress)
+            blueprint = await asyncio.to_thread(survey, config, self._host, self._reporter)
             model_id = blueprint.card.model_id
             if model_id in self._slots:
                 raise InvalidRequestError(f"model {model_id!r} was given twice; give each model once")
-            self._slots[model_id] = Slot(config, blueprint, resolve_device(config.device))
+            if blueprint.note:
+                log.info("%s: %s", model_id, blueprint.note)
+            device = resolve_device(config.device)
+            self._slots[model_id] = Slot(config=config, blueprint=blueprint, device=device)
         for slot in self._slots.values():
             await self._load(slot)
+
+    # -- finding
 
     @property
     def model_ids(self) -> tuple[str, ...]:
@@ -120,6 +100,10 @@ class Fleet:
             )
         return found
 
+    def has_skill(self, name: str) -> bool:
+        """Whether a skill is called ``name``."""
+        return name in self._skills
+
     def skill(self, name: str) -> Skill:
         """A skill by name, a plugin's included. InvalidRequestError names the known ones."""
         found = self._skills.get(name)
@@ -127,113 +111,164 @@ class Fleet:
             raise InvalidRequestError(f"no skill is called {name!r}. {closest(name, self._skills)}")
         return found
 
+    @contextlib.contextmanager
+    def in_use(self, model_id: str) -> Iterator[None]:
+        """Held by every call: a model in use is never unloaded."""
+        slot = self.slot(model_id)
+        slot.num_users += 1
+        try:
+            yield
+        finally:
+            slot.num_users -= 1
+            if not slot.num_users:
+                self._watch_idle(slot)
+
     async def ready(self, model_id: str) -> LoadedModel:
-        """The model, loaded again if it was evicted."""
+        """The model, loaded again if it was unloaded."""
         slot = self.slot(model_id)
         if slot.phase is Phase.UNLOADED:
             await self._load(slot)
         if slot.model is None:
             raise EngineStoppedError(f"model {model_id!r} is stopped; create a new engine")
-        slot.used_at = time.monotonic()
         return slot.model
 
+    def stats(self) -> dict[str, dict[str, float]]:
+        """Counters of each loaded model's lane; on any thread."""
+        loaded = [(slot.model_id, slot.model) for slot in list(self._slots.values())]
+        return {model_id: model.stats() for model_id, model in loaded if model is not None}
+
+    # -- loading and unloading
+
     async def _load(self, slot: Slot) -> None:
-        async with slot.lock:
+        async with self._change:
             if slot.phase is not Phase.UNLOADED:
                 return
-            demand = await self._make_room(slot)
-            thread = self._thread(slot.device)
-            model = await asyncio.to_thread(
-                load_model, slot.blueprint, slot.device, demand, thread, self._shared, self._progress
-            )
-            model.on_idle = lambda: self._idle(slot)
-            slot.model, slot.phase, slot.used_at = model, Phase.READY, time.monotonic()
+            slot.model = await self._fitted(slot)
+            slot.phase = Phase.READY
+        self._watch_idle(slot)
 
-    async def _make_room(self, slot: Slot) -> Demand:
-        """What the model may use of its device; idle models there are evicted, oldest first, until it fits."""
-        on_device = [s for s in self._slots.values() if s.device == slot.device]
+    async def _fitted(self, slot: Slot) -> LoadedModel:
+        """The model loaded; idle models on its device are unloaded, the longest unused first, until it fits."""
+        others = [s for s in self._slots.values() if s.device == slot.device and s is not slot]
         while True:
+            problem = ""
             try:
-                unloaded = sum(s.phase is Phase.UNLOADED for s in on_device)
-                return await asyncio.to_thread(plan_memory, slot.blueprint, slot.device, unloaded)
-            except CapacityError:
-                idle = [s for s in on_device if s.model is not None and not s.model.is_busy]
-                if not idle:
-                    raise
-                await self._unload(min(idle, key=lambda s: s.used_at), "to make room")
+                return await self._loaded(slot, sharers=1 + sum(s.phase is Phase.UNLOADED for s in others))
+            except CapacityError as error:
+                problem = str(error)  # the error itself holds on to what was loaded
+            idle = [s for s in others if s.model is not None and not s.num_users]
+            if not idle:
+                busy = ", ".join(s.model_id for s in others if s.model is not None)
+                raise CapacityError(f"{problem} In use beside it: {busy}." if busy else problem)
+            await self._unload(min(idle, key=lambda s: s.used_at), f"to make room for {slot.model_id}")
+
+    async def _loaded(self, slot: Slot, sharers: int) -> LoadedModel:
+        demand = await asyncio.to_thread(plan_memory, slot.blueprint, slot.device, sharers)
+        load = asyncio.ensure_future(
+            asyncio.to_thread(
+                load_model,
+                slot.blueprint,
+                slot.device,
+                demand,
+                self._thread(slot.device),
+                self._shared,
+                self._reporter,
+            )
+        )
+        self._loads.add(load)
+        load.add_done_callback(self._load_ended)
+        return await asyncio.shield(load)  # a thread cannot be interrupted; ``stop`` waits for it
+
+    def _load_ended(self, load: asyncio.Future[LoadedModel]) -> None:
+        self._loads.discard(load)
+        if not load.cancelled():
+            load.exception()  # seen: whoever waited has it, and after a cancellation nobody waits
 
     async def _unload(self, slot: Slot, why: str) -> None:
-        async with slot.lock:
-            if slot.model is None or slot.model.is_busy:
-                return
-            model, slot.model, slot.phase = slot.model, None, Phase.UNLOADED
-            log.info("model %s is unloaded %s", slot.model_id, why)
-            await asyncio.to_thread(model.close, EngineStoppedError(f"model {slot.model_id!r} was unloaded"))
-
-    def _idle(self, slot: Slot) -> None:
-        """A model's last user has left: start the clock of ``idle_unload_s``."""
-        delay = slot.config.idle_unload_s
-        if slot.idle_timer is not None:
-            slot.idle_timer.cancel()
-        if delay is None or slot.phase is not Phase.READY:
+        """Close a loaded model; the caller holds the lock."""
+        if slot.model is None:
             return
+        slot.stop_clock()
+        model, slot.model, slot.phase = slot.model, None, Phase.UNLOADED
+        log.info("model %s is unloaded %s", slot.model_id, why)
+        await asyncio.to_thread(model.close, EngineStoppedError(f"model {slot.model_id!r} was unloaded"))
+        del model
+        await asyncio.to_thread(return_memory, slot.device)
 
-        def check() -> None:
-            if time.monotonic() - slot.used_at >= delay:
-                self._unloading = asyncio.ensure_future(self._unload(slot, f"after {delay:g} s without use"))
-
+    def _watch_idle(self, slot: Slot) -> None:
+        """A model's last user has left: start the clock of ``idle_unload_s``."""
+        slot.stop_clock()
         slot.used_at = time.monotonic()
-        slot.idle_timer = asyncio.get_running_loop().call_later(delay, check)
+        delay = slot.config.idle_unload_s
+        if delay is not None and slot.phase is Phase.READY:
+            slot.idle_timer = asyncio.get_running_loop().call_later(delay, self._idle_too_long, slot, delay)
+
+    def _idle_too_long(self, slot: Slot, delay: float) -> None:
+        async def unload() -> None:
+            async with self._change:
+                if not slot.num_users:
+                    await self._unload(slot, f"after {delay:g} s without use")
+
+        task = asyncio.ensure_future(unload())
+        self._unloads.add(task)
+        task.add_done_callback(self._unloads.discard)
 
     def _thread(self, device: torch.device) -> DeviceThread:
         if device not in self._threads:
             thread = DeviceThread(str(device))
             thread.start()
-            if self._is_paused:
+            if not self._shared.running.is_set():
                 thread.pause()
             self._threads[device] = thread
         return self._threads[device]
 
+    # -- the whole engine
+
     async def pause(self) -> None:
-        """No launches until ``resume``."""
-        self._is_paused = True
-        for thread in self._threads.values():
-            await asyncio.to_thread(thread.pause)
+        """No launches until ``resume``; returns once none is in flight."""
+        async with self._pausing:
+            self._shared.running.clear()
+            for thread in list(self._threads.values()):
+                await asyncio.to_thread(thread.pause)
 
     async def resume(self) -> None:
         """Launches again."""
-        self._is_paused = False
-        for thread in self._threads.values():
-            thread.resume()
+        async with self._pausing:
+            for thread in self._threads.values():
+                thread.resume()
+            self._shared.running.set()
 
-    async def stop(self, *, abort: bool, timeout_s: float | None = None) -> None:
-        """Stop every model and thread. Without ``abort``, users get ``timeout_s`` to finish first. Idempotent."""
-        if not abort:
-            await self._drain(timeout_s)
+    async def stop(self) -> None:
+        """Unload every model, end every thread. What still runs ends with EngineStoppedError. Idempotent."""
         error = EngineStoppedError("the engine was shut down before the request finished")
-        self._shared.router.fail_all(error)
-        for slot in self._slots.values():
-            if slot.idle_timer is not None:
-                slot.idle_timer.cancel()
-            async with slot.lock:
+        self._reporter.stop()
+        self._shared.pool.close()
+        async with self._change:
+            if self._loads:
+                await asyncio.wait(self._loads)
+            for slot in self._slots.values():
+                slot.stop_clock()
                 model, slot.model, slot.phase = slot.model, None, Phase.STOPPED
                 if model is not None:
                     await asyncio.to_thread(model.close, error)
-        threads, self._threads = list(self._threads.values()), {}
-        for thread in threads:
-            await asyncio.to_thread(thread.stop)
-        self._pool.shutdown(wait=False, cancel_futures=True)
+            threads, self._threads = list(self._threads.values()), {}
+            for thread in threads:
+                await asyncio.to_thread(thread.stop)
 
-    async def _drain(self, timeout_s: float | None) -> None:
-        await self.resume()
-        waits = [slot.model.wait_idle() for slot in self._slots.values() if slot.model is not None]
-        if waits:
-            await asyncio.wait([asyncio.ensure_future(w) for w in waits], timeout=timeout_s)
 
-    def stats(self) -> dict[str, dict[str, float]]:
-        """Counters of each loaded model's lane."""
-        return {s.model_id: s.model.stats() for s in self._slots.values() if s.model is not None}
+class _Reporter:
+    """Progress on its way from a worker thread to the caller; ends the work when the engine stops meanwhile."""
 
-    def gauge(self, name: str) -> Callable[[], Iterable[tuple[float, dict[str, str]]]]:
-        """A reader of one counter for telemetry."""
-        return lambda: [(s[name], {"model": m}) for m, s in self.stats().items() if name in s]
+    def __init__(self, progress: ProgressReport | None) -> None:
+        self._progress = progress
+        self._stopped = threading.Event()
+
+    def stop(self) -> None:
+        """Whatever reports next ends with EngineStoppedError."""
+        self._stopped.set()
+
+    def __call__(self, stage: str, done: int, total: int) -> None:
+        if self._stopped.is_set():
+            raise EngineStoppedError("the engine was stopped while a model was loading; create a new one")
+        if self._progress is not None:
+            self._progress(stage, done, total)

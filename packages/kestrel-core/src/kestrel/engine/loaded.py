@@ -4,62 +4,47 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import torch
-
-from kestrel.config import Settings
-from kestrel.engine.loading import Blueprint, ProgressReport
-from kestrel.engine.media import MediaIntake, PreparedMedia
-from kestrel.engine.memory import Demand
+from kestrel.engine.loading import Blueprint
+from kestrel.engine.media import MediaIntake
+from kestrel.engine.pool import CpuPool
 from kestrel.engine.router import Router
-from kestrel.errors import EngineStoppedError, InvalidRequestError, KestrelError
-from kestrel.lanes import DeviceThread, StepLane, StepWork, TokenLane, Work, build_token_lane
-from kestrel.loading import SafetensorsReader, load_tokenizer
+from kestrel.errors import EngineBusyError, InvalidRequestError, KestrelError
+from kestrel.lanes import DeviceThread, StepLane, StepWork, TokenLane, Work
+from kestrel.lanes.hold import feature_key
 from kestrel.media import MediaBudget, MediaLimits
-from kestrel.ops import OpTable, resolve_ops
+from kestrel.ops import OpTable
 from kestrel.plugins import PluginHost
 from kestrel.sampling import SamplingParams
-from kestrel.spi import (
-    BuildContext,
-    Built,
-    PromptFormat,
-    Request,
-    StepDriver,
-    TextTokenizer,
-    TokenDriver,
-)
-from kestrel.state import KeyRun
+from kestrel.spi import Built, PromptFormat, Request, TextTokenizer, TokenDriver
+from kestrel.state import FeaturePool, Features, KeyRun
 from kestrel.types import Layout, Media, Prepared
 
 if TYPE_CHECKING:
-    from kestrel.engine.infer import CallScope
+    from kestrel.engine.scope import CallScope
 
-__all__ = ["LoadedModel", "Shared", "load_model"]
+__all__ = ["LoadedModel", "Shared"]
 
-log = logging.getLogger("kestrel.engine")
-
-MakeWork = Callable[["CallScope", int, int, bool], Any]
+MakeWork = Callable[[int, int, bool], Work | StepWork]
+"""``make(work_id, choice, exempt)``: the work of one output."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shared:
-    """What all models of an engine share."""
+    """What all models of an engine share. ``running`` is set while the engine is not paused."""
 
     router: Router
-    pool: Executor
+    pool: CpuPool
     media_budget: MediaBudget
     host: PluginHost
+    running: asyncio.Event
 
 
 class LoadedModel:
-    """One model, ready to serve. ``in_use`` counts calls, so that idle models can be told from busy ones."""
-
-    no_settings = Settings()
+    """One model, ready to serve."""
 
     def __init__(
         self,
@@ -70,45 +55,20 @@ class LoadedModel:
         shared: Shared,
         ops: OpTable,
     ) -> None:
-        self.blueprint = blueprint
         self.model_id = blueprint.card.model_id
         self.built = built
         self.lane = lane
         self.thread = thread
         self.router = shared.router
         self.pool = shared.pool
+        self.running = shared.running
         self.ops = ops
         self.tokenizer: TextTokenizer | None = built.main.tokenizer
         config = blueprint.config
         limits = MediaLimits.of(config)
         self.intake = MediaIntake(self.model_id, built.main, limits, shared.media_budget, shared.pool)
-        self.on_idle: Callable[[], None] | None = None
-        self._users = 0
-        self._idle = asyncio.Event()
-        self._idle.set()
-
-    @property
-    def is_busy(self) -> bool:
-        """Some call is under way."""
-        return self._users > 0
-
-    @contextlib.contextmanager
-    def in_use(self) -> Iterator[None]:
-        """Held by every call; on the event loop."""
-        self._users += 1
-        self._idle.clear()
-        try:
-            yield
-        finally:
-            self._users -= 1
-            if not self._users:
-                self._idle.set()
-                if self.on_idle is not None:
-                    self.on_idle()
-
-    async def wait_idle(self) -> None:
-        """Until no call is under way."""
-        await self._idle.wait()
+        self._max_queue = config.max_queue
+        self._num_preparing = 0
 
     def require_skill(self, skill: str) -> PromptFormat:
         """The model's prompt format. InvalidRequestError when it does not do ``skill``, naming what it does."""
@@ -126,139 +86,113 @@ class LoadedModel:
             raise InvalidRequestError(f"{self.model_id} has no tokenizer, and this skill needs one")
         return self.tokenizer
 
-    async def prepare(self, role: str, raw: Any, given: Any) -> PreparedMedia:
-        """Media prepared on the pool."""
-        settings = Settings.from_mapping(given)
-        self.intake.check([(role, raw)])
-        return await self.intake.prepare(role, raw, settings)
+    @contextlib.contextmanager
+    def preparing(self) -> Iterator[None]:
+        """Held by a call whose media are being prepared, before it reaches the queue.
 
-    def works(self, request: Request) -> MakeWork:
+        Raises EngineBusyError when those before it fill the queue already, so that nothing is decoded in vain.
+        """
+        waiting = self._num_preparing + int(self.lane.stats()["waiting"])
+        if waiting >= self._max_queue:
+            raise EngineBusyError(
+                f"{waiting} requests wait; max_queue is {self._max_queue}. Retry later, or raise it."
+            )
+        self._num_preparing += 1
+        try:
+            yield
+        finally:
+            self._num_preparing -= 1
+
+    def works(self, request: Request, scope: CallScope) -> MakeWork:
         """What makes the request's works, one per output; tokenising and layout happen here, on a pool thread."""
         if isinstance(self.lane, StepLane):
-            return self._step_works(request)
+            return self._step_works(request, scope)
         driver, lane = self.built.main, self.lane
         assert isinstance(driver, TokenDriver)
+        settings = request.settings
         layout: Layout = driver.layout(request.segments)
-        params = SamplingParams.resolve(request.settings, request.decoding, driver.spec)
+        params = SamplingParams.resolve(settings, request.decoding, driver.spec)
         keys = KeyRun.of(layout, lane.interner)
         group: object = object()
 
-        def make(scope: CallScope, work_id: int, choice: int, exempt: bool) -> Work:
+        def make(work_id: int, choice: int, exempt: bool) -> Work:
             return Work(
                 id=work_id,
                 layout=layout,
                 keys=keys,
                 params=params,
                 decoding=request.decoding,
-                seed=scope.seed,
+                seed=scope.seed if settings.seed is None else settings.seed,
                 choice=choice,
-                group=group if request.settings.n > 1 else None,
-                n_siblings=request.settings.n,
+                group=group if settings.n > 1 else None,
+                n_siblings=settings.n,
                 probes=request.probes,
                 deadline=scope.deadline,
-                priority=request.settings.priority,
+                priority=settings.priority or scope.settings.priority,
                 submitted=scope.submitted,
                 exempt_queue=exempt,
             )
 
         return make
 
-    def _step_works(self, request: Request) -> MakeWork:
+    def _step_works(self, request: Request, scope: CallScope) -> MakeWork:
         items = [segment.prepared for segment in request.segments if isinstance(segment, Media)]
         if len(items) != 1 or len(request.segments) != 1:
             raise InvalidRequestError(f"{self.model_id} takes exactly one media item per request")
 
-        def make(scope: CallScope, work_id: int, choice: int, exempt: bool) -> StepWork:
+        def make(work_id: int, choice: int, exempt: bool) -> StepWork:
             return StepWork(
                 id=work_id,
                 prepared=items[0],
                 submitted=scope.submitted,
                 deadline=scope.deadline,
-                priority=request.settings.priority,
+                priority=request.settings.priority or scope.settings.priority,
                 exempt_queue=exempt,
             )
 
         return make
 
-    def encode_for_pass(self, media: Sequence[Prepared]) -> list[Any]:
-        """Encoded media of a pass, one entry per item; on the device thread."""
+    def submit(self, work: Work | StepWork) -> None:
+        """Hand ``work`` to the lane; raises as the lanes' ``submit`` do."""
+        if isinstance(self.lane, StepLane):
+            assert isinstance(work, StepWork)
+            self.lane.submit(work)
+        else:
+            assert isinstance(work, Work)
+            self.lane.submit(work)
+
+    @contextlib.contextmanager
+    def encoded(self, media: Sequence[Prepared]) -> Iterator[list[Any]]:
+        """Encoded media of a pass, one entry per item, from the feature pool where they are; on the device thread."""
         driver = self.built.main
-        if not media or not isinstance(driver, TokenDriver):
-            return []
-        with torch.inference_mode():
-            return [driver.encode(item.kind, [item]) for item in media]
+        pool = self.lane.features if isinstance(self.lane, TokenLane) else None
+        held: list[Features] = []
+        try:
+            if not isinstance(driver, TokenDriver):
+                yield []
+            else:
+                yield [_encode(driver, pool, item, held) for item in media]
+        finally:
+            for features in held:
+                assert pool is not None
+                pool.release(features)
 
     def stats(self) -> dict[str, float]:
         """Counters of the lane."""
         return dict(self.lane.stats())
 
-    def close(self, error: KestrelError | None = None) -> None:
+    def close(self, error: KestrelError) -> None:
         """Abort what runs with ``error`` and give everything back. Blocks until the device thread has let go."""
-        self.lane.abort(error or EngineStoppedError(f"model {self.model_id!r} was closed"))
+        self.lane.abort(error)
         self.thread.remove(self.lane)
 
 
-def load_model(
-    blueprint: Blueprint,
-    device: torch.device,
-    demand: Demand,
-    thread: DeviceThread,
-    shared: Shared,
-    progress: ProgressReport | None,
-) -> LoadedModel:
-    """The model built and on its device thread; runs on a worker thread.
-
-    Raises LoadError, CapacityError or NoKernelError.
-    """
-    config, card = blueprint.config, blueprint.card
-    if progress is not None:
-        progress("load", 0, demand.weight_bytes)
-    backends = tuple(shared.host.backends.values())
-    ops = resolve_ops((), device, backends, overrides=config.ops, strict=config.strict_ops)
-    with SafetensorsReader.of(card) as reader:
-        context = BuildContext(
-            device=device,
-            dtype=demand.dtype,
-            ops=ops,
-            weights=reader,
-            tokenizer=lambda: load_tokenizer(blueprint.tokenizer_path),
-            config=config,
-        )
-        built = blueprint.family.build(card, context)
-    for query in built.main.spec.op_needs:
-        ops.resolve(query)
-    if progress is not None:
-        progress("load", demand.weight_bytes, demand.weight_bytes)
-    lane = _make_lane(built, blueprint, device, demand, shared.router)
-    thread.add(lane)
-    return LoadedModel(blueprint, built, lane, thread, shared, ops)
-
-
-def _make_lane(
-    built: Built, blueprint: Blueprint, device: torch.device, demand: Demand, router: Router
-) -> TokenLane | StepLane:
-    config, driver = blueprint.config, built.main
-    if isinstance(driver, StepDriver):
-        return StepLane(driver, max_queue=config.max_queue, sink=router.deliver)
-    most = driver.spec.max_positions
-    if config.max_model_len is not None and config.max_model_len > most:
-        raise InvalidRequestError(
-            f"max_model_len is {config.max_model_len}; {blueprint.card.model_id} has a context of {most}"
-        )
-    lane = build_token_lane(
-        driver,
-        config,
-        device=device,
-        dtype=demand.dtype,
-        kv_bytes=demand.kv_bytes,
-        sink=router.deliver,
-        setting=demand.setting,
-    )
-    if config.max_model_len is None and lane.limits.max_len < most:
-        log.warning(
-            "the context is limited to %d of %d positions by %s; raise it, or set max_model_len",
-            lane.limits.max_len,
-            most,
-            demand.setting,
-        )
-    return lane
+def _encode(driver: TokenDriver, pool: FeaturePool | None, item: Prepared, held: list[Features]) -> Any:
+    """Features of ``item``; those that lie in ``pool`` are noted in ``held`` and stay until released."""
+    key = feature_key(item)
+    found = None if pool is None else pool.find(key)
+    if found is not None and pool is not None:
+        held.append(found)
+        if found.is_written:
+            return pool.tensor[found.start : found.start + found.rows]
+    return driver.encode(item.kind, [item])

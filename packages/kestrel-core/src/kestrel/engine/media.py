@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any
 
 from kestrel.config import Settings
+from kestrel.engine.pool import CpuPool
 from kestrel.errors import InvalidRequestError
-from kestrel.media import MediaBudget, MediaLimits, normalise_image
+from kestrel.media import MediaBudget, MediaHold, MediaLimits, normalise_image
 from kestrel.spi import (
     AudioItem,
     FloatsItem,
@@ -46,12 +46,12 @@ class MediaIntake:
         driver: TokenDriver | StepDriver,
         limits: MediaLimits,
         budget: MediaBudget,
-        pool: Executor,
+        pool: CpuPool,
     ) -> None:
         self._model_id = model_id
         self._driver = driver
         self._limits = limits
-        self._budget = budget
+        self.budget = budget
         self._pool = pool
 
     def check(self, media: Sequence[tuple[str, Any]]) -> None:
@@ -76,11 +76,11 @@ class MediaIntake:
         raise InvalidRequestError(f"{self._model_id} takes {kinds}; it was given {kind!r}")
 
     async def prepare_all(
-        self, media: Sequence[tuple[str, Any]], settings: Settings
+        self, media: Sequence[tuple[str, Any]], settings: Settings, hold: MediaHold
     ) -> tuple[tuple[Prepared, ...], tuple[str, ...]]:
-        """The items prepared, in order, and the warnings of decoding them."""
+        """The items prepared, in order, and the warnings of decoding them. ``hold`` grows by what they occupy."""
         self.check(media)
-        jobs = [self.prepare(role, raw, settings) for role, raw in media]
+        jobs = [self._held(role, raw, settings, hold) for role, raw in media]
         done = await _gather(jobs)
         return tuple(item.prepared for item in done), tuple(w for item in done for w in item.warnings)
 
@@ -92,13 +92,19 @@ class MediaIntake:
                     f"this media was prepared for {raw.model_id!r}; prepare it again for {self._model_id!r}"
                 )
             return raw
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._pool, self._prepare_now, role, raw, _media_settings(settings))
+        options = _media_settings(settings)
+        return await self._pool.run(lambda: self._prepare_now(role, raw, options))
 
     async def prepare_item(self, item: MediaItem, settings: Settings) -> Prepared:
         """An item that is already decoded, prepared on the pool."""
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._pool, self._driver.prepare, item, _media_settings(settings))
+        options = _media_settings(settings)
+        return await self._pool.run(lambda: self._driver.prepare(item, options))
+
+    async def _held(self, role: str, raw: Any, settings: Settings, hold: MediaHold) -> PreparedMedia:
+        item = await self.prepare(role, raw, settings)
+        if not isinstance(raw, PreparedMedia):  # those are their owner's
+            hold.grow(sum(tensor.nbytes for tensor in item.prepared.tensors.values()))
+        return item
 
     def _prepare_now(self, role: str, raw: Any, settings: Mapping[str, Any]) -> PreparedMedia:
         if isinstance(raw, ImageItem | VideoItem | AudioItem | FloatsItem):
@@ -108,7 +114,9 @@ class MediaIntake:
             return PreparedMedia(self._model_id, self._driver.prepare(item, settings))
         if role != "image":
             raise InvalidRequestError(f"media of kind {role!r} cannot be decoded yet; images can")
-        with self._budget.hold() as hold:
+        with (
+            self.budget.hold() as hold
+        ):  # of the decoded picture; its prepared form is smaller and kept longer
             image = normalise_image(raw, self._limits, reserve=hold.grow)
             item_meta = {"width": image.pixels.shape[1], "height": image.pixels.shape[0]}
             prepared = self._driver.prepare(ImageItem(pixels=image.pixels, meta=item_meta), settings)

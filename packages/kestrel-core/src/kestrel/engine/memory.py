@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import dataclass
 
 import torch
@@ -10,7 +11,7 @@ from kestrel.device import free_memory, resolve_dtype, total_memory
 from kestrel.engine.loading import Blueprint
 from kestrel.errors import CapacityError
 
-__all__ = ["Demand", "plan_memory"]
+__all__ = ["Demand", "plan_memory", "return_memory"]
 
 HOST_KV_LIMIT = 2 * 2**30  # api.md: CPU and MPS default to min(2 GiB, 25 % of free memory)
 HOST_KV_SHARE = 0.25
@@ -72,6 +73,15 @@ def plan_memory(blueprint: Blueprint, device: torch.device, sharers: int) -> Dem
     return Demand(
         dtype=dtype, weight_bytes=weights, kv_bytes=kv_bytes, kv_pages=config.kv_cache_pages, setting=setting
     )
+
+
+def return_memory(device: torch.device) -> None:
+    """Give back what an unloaded model held: its objects name each other, and allocators keep what they had."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    elif device.type == "mps":
+        torch.mps.empty_cache()
 
 
 def _checkpoint_dtype(blueprint: Blueprint) -> torch.dtype | None:

@@ -6,44 +6,69 @@ import asyncio
 import itertools
 from collections.abc import Callable, Sequence
 
-from kestrel.errors import EngineStoppedError, KestrelError
 from kestrel.lanes import Event, Failed, Finished, TokensReady
-from kestrel.types import Token
+from kestrel.types import Metrics, Token
 
 __all__ = ["Receiver", "Router"]
 
+OnTokens = Callable[[Sequence[Token]], None]
+
 
 class Receiver:
-    """One work's side of the event loop. Exactly one of ``finished`` and an error ends it; later events are dropped.
+    """One work's side of the event loop. ``done`` has one result: how the work finished, or the error that ended it.
 
-    ``on_tokens`` is called with each batch of committed tokens, in order, before the end is known.
+    ``on_tokens`` is called with each batch of committed tokens, in order, before the end is known; what it raises
+    ends this work alone. ``metrics`` is what the lane says that the work cost, None until its end there is known.
     """
 
-    def __init__(self, work_id: int, on_tokens: Callable[[Sequence[Token]], None] | None = None) -> None:
+    def __init__(self, work_id: int, cancel: Callable[[int], None], on_tokens: OnTokens) -> None:
         self.work_id = work_id
-        self.on_tokens = on_tokens
-        self.tokens: list[Token] = []
-        self.done: asyncio.Future[Finished | None] = asyncio.get_running_loop().create_future()
+        self.metrics: Metrics | None = None
+        self.num_tokens = 0
+        self.frames: list[int] = []
+        self.durations: list[int] = []
+        self.done: asyncio.Future[Finished] = asyncio.get_running_loop().create_future()
+        self._cancel = cancel
+        self._on_tokens = on_tokens
 
-    def feed(self, tokens: Sequence[Token]) -> None:
-        """Take committed tokens; an exception of the reader ends this work alone."""
+    def cancel(self) -> None:
+        """Ask the lane to end the work; it ends as "cancelled" with the tokens that it has by then."""
+        if self.metrics is None:
+            self._cancel(self.work_id)
+
+    def take(self, event: Event) -> None:
+        """An event of this work."""
+        match event:
+            case TokensReady():
+                self._feed(event)
+            case Finished():
+                self.metrics = event.metrics
+                if not self.done.done():
+                    self.done.set_result(event)
+            case Failed():
+                self.metrics = event.metrics
+                self._fail(event.error)
+
+    def settle(self) -> None:
+        """Nobody waits any more: end what still runs on the lane, and count an error as seen."""
+        self.cancel()
+        if not self.done.done():
+            self.done.cancel()
+        elif not self.done.cancelled():
+            self.done.exception()
+
+    def _feed(self, event: TokensReady) -> None:
         if self.done.done():
             return
-        self.tokens.extend(tokens)
-        if self.on_tokens is None:
-            return
+        self.num_tokens += len(event.tokens)
+        self.frames += event.frames
+        self.durations += event.durations
         try:
-            self.on_tokens(tokens)
+            self._on_tokens(event.tokens)
         except Exception as error:  # a reader's failure belongs to its own request
-            self.fail(error)
+            self._fail(error)
 
-    def finish(self, finished: Finished | None) -> None:
-        """End well; None means the caller cancelled."""
-        if not self.done.done():
-            self.done.set_result(finished)
-
-    def fail(self, error: BaseException) -> None:
-        """End with ``error``."""
+    def _fail(self, error: BaseException) -> None:
         if not self.done.done():
             self.done.set_exception(error)
 
@@ -52,44 +77,30 @@ class Router:
     """Work ids and their receivers. Used on the event loop only, but for ``deliver``."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
+        self.loop = loop
         self._ids = itertools.count(1)
         self._receivers: dict[int, Receiver] = {}
 
-    def open(self, on_tokens: Callable[[Sequence[Token]], None] | None = None) -> Receiver:
-        """A receiver under a fresh work id."""
-        receiver = Receiver(next(self._ids), on_tokens)
+    def open(self, cancel: Callable[[int], None], on_tokens: OnTokens) -> Receiver:
+        """A receiver under a fresh work id; ``cancel`` is its lane's."""
+        receiver = Receiver(next(self._ids), cancel, on_tokens)
         self._receivers[receiver.work_id] = receiver
         return receiver
 
     def close(self, receiver: Receiver) -> None:
-        """Forget a receiver; its later events are dropped."""
+        """Settle and forget a receiver; its later events are dropped."""
         self._receivers.pop(receiver.work_id, None)
-        if receiver.done.done() and not receiver.done.cancelled():
-            receiver.done.exception()  # mark as seen
-        else:
-            receiver.done.cancel()
+        receiver.settle()
 
     def deliver(self, events: Sequence[Event]) -> None:
         """Hand a tick's events to the event loop; called on a device thread."""
         try:
-            self._loop.call_soon_threadsafe(self._dispatch, events)
+            self.loop.call_soon_threadsafe(self._dispatch, events)
         except RuntimeError:  # the loop is closed: nobody waits any more
             return
-
-    def fail_all(self, error: KestrelError) -> None:
-        """End every open work with ``error``."""
-        for receiver in list(self._receivers.values()):
-            receiver.fail(EngineStoppedError(str(error)))
 
     def _dispatch(self, events: Sequence[Event]) -> None:
         for event in events:
             receiver = self._receivers.get(event.work_id)
-            if receiver is None:
-                continue
-            if isinstance(event, TokensReady):
-                receiver.feed(event.tokens)
-            elif isinstance(event, Finished):
-                receiver.finish(event)
-            elif isinstance(event, Failed):
-                receiver.fail(event.error)
+            if receiver is not None:
+                receiver.take(event)

@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator, Callable
 from types import TracebackType
 
+from kestrel.errors import RequestCancelledError
 from kestrel.types import EngineResult, StreamChunk
 
 __all__ = ["ChunkQueue", "EngineStream"]
@@ -42,8 +43,9 @@ class EngineStream:
     """An async iterator of ``StreamChunk``. Joined ``text`` of kind "text" is the answer exactly.
 
     ``await stream.result()`` waits for the ``EngineResult`` (with or without reading the chunks).
-    ``await stream.aclose()``, leaving ``async for`` early, or dropping the stream cancels the request; its result
-    then has the finish reason "cancelled" and what was generated until then.
+    ``await stream.aclose()``, leaving ``async for`` early, or dropping the stream cancels the request. Its result
+    then has the finish reason "cancelled" and what was generated until then; before anything was under way, it is a
+    RequestCancelledError.
     """
 
     def __init__(
@@ -57,7 +59,13 @@ class EngineStream:
         self._chunks = chunks
         self._cancel = cancel
         self._loop = asyncio.get_running_loop()
+        self._was_closed = False
         self.request_id = request_id
+
+    @property
+    def is_done(self) -> bool:
+        """The request has ended."""
+        return self._task.done()
 
     def __aiter__(self) -> AsyncIterator[StreamChunk]:
         return self._iterate()
@@ -78,23 +86,35 @@ class EngineStream:
             await self._raise_failure()
         finally:
             if not ended:
-                self._cancel()
+                self._close()
 
     async def _raise_failure(self) -> None:
+        """An iteration ends with the error of its request, unless the reader closed the stream itself."""
         await asyncio.wait([self._task])
-        if not self._task.cancelled() and (error := self._task.exception()) is not None:
+        if self._was_closed:
+            return
+        if self._task.cancelled():
+            raise RequestCancelledError(f"request {self.request_id} was cancelled")
+        if (error := self._task.exception()) is not None:
             raise error
+
+    def _close(self) -> None:
+        if not self._task.done():
+            self._was_closed = True
+            self._cancel()
 
     async def result(self) -> EngineResult:
         """The result, once the request has ended. Raises what the request failed with."""
         return await asyncio.shield(self._task)
 
+    def ended_result(self) -> EngineResult:
+        """The result of a request that has ended (``is_done``), without waiting; on any thread."""
+        return self._task.result()
+
     async def aclose(self) -> None:
-        """Cancel the request if it still runs, and wait until it has ended."""
-        if not self._task.done():
-            self._cancel()
-        with contextlib.suppress(Exception, asyncio.CancelledError):
-            await asyncio.wait([self._task])
+        """Cancel the request if it still runs, and wait until it has ended and gave everything back."""
+        self._close()
+        await asyncio.wait([self._task])
 
     async def __aenter__(self) -> EngineStream:
         return self
@@ -105,6 +125,6 @@ class EngineStream:
         await self.aclose()
 
     def __del__(self) -> None:
-        if not self._task.done() and not self._loop.is_closed():
-            with contextlib.suppress(RuntimeError):
+        if not self._task.done():
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nothing runs on it any more
                 self._loop.call_soon_threadsafe(self._cancel)

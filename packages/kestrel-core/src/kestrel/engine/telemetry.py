@@ -6,14 +6,17 @@ vLLM's stems; with a Prometheus exporter they read ``kestrel_time_to_first_token
 
 from __future__ import annotations
 
-import json
+import contextlib
 import logging
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+import weakref
+from collections.abc import Callable, Iterable, Mapping
 
 from opentelemetry import metrics, trace
 from opentelemetry.metrics import CallbackOptions, Observation
+from opentelemetry.trace import Status, StatusCode
 
+from kestrel.engine.logs import JsonFormatter
+from kestrel.engine.scope import CallScope
 from kestrel.spi import RequestRecord
 
 __all__ = ["JsonFormatter", "Telemetry", "record_fields"]
@@ -23,19 +26,11 @@ log = logging.getLogger("kestrel.request")
 _LATENCY_BUCKETS_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 _TOKEN_BUCKETS = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536)
 
-GaugeReader = Callable[[], Iterable[tuple[float, dict[str, str]]]]
+# Of a gauge, OpenTelemetry keeps the callbacks of its first creation alone and never lets go of them; so those read
+# whatever engines live when they are called.
+_living: weakref.WeakSet[Telemetry] = weakref.WeakSet()
 
-
-class JsonFormatter(logging.Formatter):
-    """One JSON object per log record, with the record's ``kestrel`` fields at top level. Strict JSON."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        fields = {"time": self.formatTime(record), "level": record.levelname, "logger": record.name}
-        extra = record.__dict__.get("kestrel", {})
-        line = fields | {"message": record.getMessage()} | dict(extra)
-        if record.exc_info:
-            line["exception"] = self.formatException(record.exc_info)
-        return json.dumps(line, default=str, allow_nan=False)
+Stats = Callable[[], Mapping[str, Mapping[str, float]]]
 
 
 def record_fields(record: RequestRecord) -> dict[str, str | int | float | bool | None]:
@@ -61,14 +56,13 @@ def record_fields(record: RequestRecord) -> dict[str, str | int | float | bool |
 
 
 class Telemetry:
-    """The instruments of one engine. ``running``, ``waiting`` and ``cache_usage`` read gauges when collected."""
+    """The instruments of one engine. ``stats`` gives each loaded model's counters; gauges read it when collected."""
 
-    def __init__(
-        self, service_name: str, *, running: GaugeReader, waiting: GaugeReader, cache_usage: GaugeReader
-    ) -> None:
+    def __init__(self, service_name: str, stats: Stats) -> None:
         meter = metrics.get_meter("kestrel")
         self._tracer = trace.get_tracer("kestrel")
         self._service = service_name
+        self._stats = stats
         self._requests = meter.create_counter(
             "kestrel_requests", unit="1", description="Ended requests by status"
         )
@@ -79,38 +73,51 @@ class Telemetry:
         self._generated = meter.create_counter(
             "kestrel_generation_tokens", unit="1", description="Generated tokens"
         )
-        self._ttft = self._seconds(meter, "kestrel_time_to_first_token", "Submission to first token")
-        self._tpot = self._seconds(
-            meter, "kestrel_time_per_output_token", "Mean gap between tokens of a request"
-        )
-        self._e2e = self._seconds(meter, "kestrel_e2e_request_latency", "Submission to end")
-        self._queue = self._seconds(meter, "kestrel_request_queue_time", "Submission to first scheduling")
+        self._ttft = _seconds(meter, "kestrel_time_to_first_token", "Submission to first token")
+        self._tpot = _seconds(meter, "kestrel_time_per_output_token", "Mean gap between tokens of a request")
+        self._e2e = _seconds(meter, "kestrel_e2e_request_latency", "Submission to end")
+        self._queue = _seconds(meter, "kestrel_request_queue_time", "Submission to first scheduling")
         self._length = meter.create_histogram(
             "kestrel_request_generation_tokens", unit="1", description="Generated tokens per request",
             explicit_bucket_boundaries_advisory=_TOKEN_BUCKETS,
         )  # fmt: skip
-        for name, reader in (
-            ("kestrel_num_requests_running", running),
-            ("kestrel_num_requests_waiting", waiting),
-            ("kestrel_kv_cache_usage_ratio", cache_usage),
+        for name, counter in (
+            ("kestrel_num_requests_running", "running"),
+            ("kestrel_num_requests_waiting", "waiting"),
+            ("kestrel_kv_cache_usage_ratio", "cache_usage"),
         ):
-            meter.create_observable_gauge(name, callbacks=[_observer(reader)], unit="1")
+            meter.create_observable_gauge(name, callbacks=[_observer(counter)], unit="1")
+        _living.add(self)
+
+    def begin(self, scope: CallScope) -> trace.Span:
+        """The span of a call, under the caller's own; ``end`` ends it."""
+        attributes = {
+            "kestrel.request_id": scope.request_id,
+            "kestrel.model": scope.model_id,
+            "kestrel.skill": scope.skill,
+        }
+        return self._tracer.start_span("kestrel.request", attributes=attributes)
 
     @staticmethod
-    def _seconds(meter: metrics.Meter, name: str, description: str) -> metrics.Histogram:
-        return meter.create_histogram(
-            name, unit="s", description=description, explicit_bucket_boundaries_advisory=_LATENCY_BUCKETS_S
-        )
+    def within(span: trace.Span) -> contextlib.AbstractContextManager[trace.Span]:
+        """A block whose spans are children of ``span``. What it raises is not recorded: messages may quote a prompt."""
+        return trace.use_span(span, end_on_exit=False, record_exception=False, set_status_on_exception=False)
 
-    @contextmanager
-    def span(self, request_id: str, model_id: str, skill: str) -> Iterator[trace.Span]:
-        """The span of one request; an exception inside marks it as failed."""
-        attributes = {"kestrel.request_id": request_id, "kestrel.model": model_id, "kestrel.skill": skill}
-        with self._tracer.start_as_current_span("kestrel.request", attributes=attributes) as span:
-            yield span
+    def end(self, span: trace.Span, record: RequestRecord, elapsed_s: float) -> None:
+        """Count and log an ended request, and end its span."""
+        self._count(record, elapsed_s)
+        fields = record_fields(record)
+        level = logging.WARNING if record.status == "failed" else logging.INFO
+        line = " ".join(f"{name}={value}" for name, value in fields.items() if value is not None)
+        log.log(level, line, extra={"kestrel": fields})
+        for name in ("status", "error", "finish_reason", "input_tokens", "cached_tokens", "output_tokens"):
+            if (value := fields[name]) is not None:
+                span.set_attribute(f"kestrel.{name}", value)
+        if record.status == "failed":
+            span.set_status(Status(StatusCode.ERROR, record.error_type))
+        span.end()
 
-    def record(self, record: RequestRecord, elapsed_s: float) -> None:
-        """Count and log an ended request."""
+    def _count(self, record: RequestRecord, elapsed_s: float) -> None:
         m = record.metrics
         labels = {"model": record.model_id, "skill": record.skill, "service": self._service}
         self._requests.add(1, labels | {"status": record.status, "error": record.error_type or ""})
@@ -118,18 +125,28 @@ class Telemetry:
         self._cached.add(m.cached_tokens, labels)
         self._generated.add(m.output_tokens, labels)
         self._e2e.record(elapsed_s, labels)
-        if m.output_tokens:
+        if m.ttft_ms:
             self._ttft.record(m.ttft_ms / 1000.0, labels)
             self._queue.record(m.queue_time_ms / 1000.0, labels)
+        if m.output_tokens:
             self._length.record(m.output_tokens, labels)
-        if m.output_tokens > 1:
+        if m.ttft_ms and m.output_tokens > 1:
             self._tpot.record(m.decode_time_ms / 1000.0 / (m.output_tokens - 1), labels)
-        fields = record_fields(record)
-        level = logging.WARNING if record.status == "failed" else logging.INFO
-        log.log(
-            level, " ".join(f"{k}={v}" for k, v in fields.items() if v is not None), extra={"kestrel": fields}
-        )
+
+    def gauge(self, counter: str) -> list[Observation]:
+        """One counter of every loaded model."""
+        return [
+            Observation(counters[counter], {"model": model_id, "service": self._service})
+            for model_id, counters in self._stats().items()
+            if counter in counters
+        ]
 
 
-def _observer(reader: GaugeReader) -> Callable[[CallbackOptions], Iterable[Observation]]:
-    return lambda options: [Observation(value, labels) for value, labels in reader()]
+def _seconds(meter: metrics.Meter, name: str, description: str) -> metrics.Histogram:
+    return meter.create_histogram(
+        name, unit="s", description=description, explicit_bucket_boundaries_advisory=_LATENCY_BUCKETS_S
+    )
+
+
+def _observer(counter: str) -> Callable[[CallbackOptions], Iterable[Observation]]:
+    return lambda options: [seen for telemetry in list(_living) for seen in telemetry.gauge(counter)]

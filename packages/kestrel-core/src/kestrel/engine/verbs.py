@@ -1,51 +1,53 @@
-"""The verbs of one model: what users call, on a handle or (for the default model) on the engine itself."""
+"""The verbs of one model: what users call, on a handle or (for the default model) on the engine itself.
+
+Written once for both kinds of engine: with ``await`` a verb returns a coroutine, without it the thing itself.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, overload
+from typing import Any, Generic, Literal, TypeVar, overload
 
 from kestrel.config import Settings
-from kestrel.engine.streams import EngineStream
-from kestrel.types import EngineResult
 
-__all__ = ["GivenSettings", "Objects", "SpatialRefs", "Verbs", "given_inputs"]
+__all__ = ["GivenSettings", "Objects", "SpatialRefs", "Verbs"]
+
+R = TypeVar("R")
+S = TypeVar("S")
 
 GivenSettings = Mapping[str, Any] | Settings | None
 SpatialRefs = Sequence[Sequence[float]] | None
 Objects = str | Sequence[str]
 
 
-class Verbs(ABC):
-    """The built-in skills as methods. Each returns an ``EngineResult``, or with ``stream=True`` an ``EngineStream``.
+class Verbs(ABC, Generic[R, S]):
+    """The built-in skills as methods. Each gives an ``EngineResult`` (R), or with ``stream=True`` a stream (S).
 
     Every verb raises InvalidRequestError (or InvalidMediaError) for what the caller got wrong, CapacityError,
-    EngineBusyError, RequestTimeoutError, ModelFaultError, ModelOutputError or EngineStoppedError.
+    EngineBusyError, RequestTimeoutError, ModelFaultError, ModelOutputError or EngineStoppedError. An input that is
+    None counts as not given.
     """
 
     @abstractmethod
-    async def run(
-        self, skill: str, inputs: Mapping[str, Any], settings: GivenSettings = None
-    ) -> EngineResult:
-        """Run any skill, a plugin's included, by name."""
+    def run(self, skill: str, inputs: Mapping[str, Any], settings: GivenSettings = None) -> R:
+        """The result of any skill, a plugin's included, by name."""
 
     @abstractmethod
-    async def start_stream(
-        self, skill: str, inputs: Mapping[str, Any], settings: GivenSettings = None
-    ) -> EngineStream:
-        """Stream any skill by name."""
+    def start_stream(self, skill: str, inputs: Mapping[str, Any], settings: GivenSettings = None) -> S:
+        """A stream of any skill by name."""
 
-    async def _do(
-        self, skill: str, stream: bool, settings: GivenSettings, inputs: Mapping[str, Any]
-    ) -> EngineResult | EngineStream:
-        given = given_inputs(inputs)
+    def stream(self, skill: str, settings: GivenSettings = None, **inputs: Any) -> S:
+        """A stream of any skill by name, its inputs as keywords."""
+        return self.start_stream(skill, inputs, settings)
+
+    def _do(self, skill: str, stream: bool, settings: GivenSettings, inputs: Mapping[str, Any]) -> R | S:
         if stream:
-            return await self.start_stream(skill, given, settings)
-        return await self.run(skill, given, settings)
+            return self.start_stream(skill, inputs, settings)
+        return self.run(skill, inputs, settings)
 
     @overload
-    async def query(
+    def query(
         self,
         image: Any = None,
         question: str | None = None,
@@ -55,10 +57,10 @@ class Verbs(ABC):
         settings: GivenSettings = None,
         *,
         video: Any = None,
-    ) -> EngineResult: ...
+    ) -> R: ...
 
     @overload
-    async def query(
+    def query(
         self,
         image: Any = None,
         question: str | None = None,
@@ -68,9 +70,9 @@ class Verbs(ABC):
         stream: Literal[True],
         settings: GivenSettings = None,
         video: Any = None,
-    ) -> EngineStream: ...
+    ) -> S: ...
 
-    async def query(
+    def query(
         self,
         image: Any = None,
         question: str | None = None,
@@ -80,12 +82,12 @@ class Verbs(ABC):
         settings: GivenSettings = None,
         *,
         video: Any = None,
-    ) -> EngineResult | EngineStream:
+    ) -> R | S:
         """Answer ``question`` about ``image`` (one, a list, or none) or ``video``: output ``{"answer"}``.
 
         With ``reasoning`` on, ``"reasoning"`` holds its text and grounding.
         """
-        return await self._do(
+        return self._do(
             "query",
             stream,
             settings,
@@ -99,17 +101,17 @@ class Verbs(ABC):
         )
 
     @overload
-    async def chat(
+    def chat(
         self,
         messages: Sequence[Mapping[str, Any]],
         reasoning: bool | None = None,
         stream: Literal[False] = False,
         settings: GivenSettings = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
-    ) -> EngineResult: ...
+    ) -> R: ...
 
     @overload
-    async def chat(
+    def chat(
         self,
         messages: Sequence[Mapping[str, Any]],
         reasoning: bool | None = None,
@@ -117,78 +119,72 @@ class Verbs(ABC):
         stream: Literal[True],
         settings: GivenSettings = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
-    ) -> EngineStream: ...
+    ) -> S: ...
 
-    async def chat(
+    def chat(
         self,
         messages: Sequence[Mapping[str, Any]],
         reasoning: bool | None = None,
         stream: bool = False,
         settings: GivenSettings = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
-    ) -> EngineResult | EngineStream:
+    ) -> R | S:
         """The next message of an OpenAI-style conversation: output ``{"message", "finish_reason"}``."""
-        return await self._do(
+        return self._do(
             "chat", stream, settings, {"messages": messages, "tools": tools, "reasoning": reasoning}
         )
 
     @overload
-    async def generate(
-        self, prompt: Any, stream: Literal[False] = False, settings: GivenSettings = None
-    ) -> EngineResult: ...
+    def generate(self, prompt: Any, stream: Literal[False] = False, settings: GivenSettings = None) -> R: ...
 
     @overload
-    async def generate(
-        self, prompt: Any, *, stream: Literal[True], settings: GivenSettings = None
-    ) -> EngineStream: ...
+    def generate(self, prompt: Any, *, stream: Literal[True], settings: GivenSettings = None) -> S: ...
 
-    async def generate(
-        self, prompt: Any, stream: bool = False, settings: GivenSettings = None
-    ) -> EngineResult | EngineStream:
+    def generate(self, prompt: Any, stream: bool = False, settings: GivenSettings = None) -> R | S:
         """Continue ``prompt`` (a string, or parts) as it is, no template: output ``{"text", "token_ids"}``."""
-        return await self._do("generate", stream, settings, {"prompt": prompt})
+        return self._do("generate", stream, settings, {"prompt": prompt})
 
     @overload
-    async def caption(
+    def caption(
         self,
         image: Any,
         length: Literal["short", "normal", "long"] = "normal",
         stream: Literal[False] = False,
         settings: GivenSettings = None,
-    ) -> EngineResult: ...
+    ) -> R: ...
 
     @overload
-    async def caption(
+    def caption(
         self,
         image: Any,
         length: Literal["short", "normal", "long"] = "normal",
         *,
         stream: Literal[True],
         settings: GivenSettings = None,
-    ) -> EngineStream: ...
+    ) -> S: ...
 
-    async def caption(
+    def caption(
         self,
         image: Any,
         length: Literal["short", "normal", "long"] = "normal",
         stream: bool = False,
         settings: GivenSettings = None,
-    ) -> EngineResult | EngineStream:
+    ) -> R | S:
         """Describe ``image``: output ``{"caption"}``."""
-        return await self._do("caption", stream, settings, {"image": image, "length": length})
+        return self._do("caption", stream, settings, {"image": image, "length": length})
 
     @overload
-    async def point(
+    def point(
         self,
         image: Any,
         object: Objects,
         spatial_refs: SpatialRefs = None,
         stream: Literal[False] = False,
         settings: GivenSettings = None,
-    ) -> EngineResult: ...
+    ) -> R: ...
 
     @overload
-    async def point(
+    def point(
         self,
         image: Any,
         object: Objects,
@@ -196,49 +192,49 @@ class Verbs(ABC):
         *,
         stream: Literal[True],
         settings: GivenSettings = None,
-    ) -> EngineStream: ...
+    ) -> S: ...
 
-    async def point(
+    def point(
         self,
         image: Any,
         object: Objects,
         spatial_refs: SpatialRefs = None,
         stream: bool = False,
         settings: GivenSettings = None,
-    ) -> EngineResult | EngineStream:
+    ) -> R | S:
         """Where each ``object`` is: output ``{"points": [{"x", "y"}]}``, 0–1 of the upright original."""
-        return await self._do(
+        return self._do(
             "point", stream, settings, {"image": image, "object": object, "spatial_refs": spatial_refs}
         )
 
     @overload
-    async def detect(
+    def detect(
         self, image: Any, object: Objects, stream: Literal[False] = False, settings: GivenSettings = None
-    ) -> EngineResult: ...
+    ) -> R: ...
 
     @overload
-    async def detect(
+    def detect(
         self, image: Any, object: Objects, *, stream: Literal[True], settings: GivenSettings = None
-    ) -> EngineStream: ...
+    ) -> S: ...
 
-    async def detect(
+    def detect(
         self, image: Any, object: Objects, stream: bool = False, settings: GivenSettings = None
-    ) -> EngineResult | EngineStream:
+    ) -> R | S:
         """Boxes around each ``object``: output ``{"objects": [{"x_min", "y_min", "x_max", "y_max"}]}``."""
-        return await self._do("detect", stream, settings, {"image": image, "object": object})
+        return self._do("detect", stream, settings, {"image": image, "object": object})
 
     @overload
-    async def segment(
+    def segment(
         self,
         image: Any,
         object: Objects,
         spatial_refs: SpatialRefs = None,
         stream: Literal[False] = False,
         settings: GivenSettings = None,
-    ) -> EngineResult: ...
+    ) -> R: ...
 
     @overload
-    async def segment(
+    def segment(
         self,
         image: Any,
         object: Objects,
@@ -246,34 +242,50 @@ class Verbs(ABC):
         *,
         stream: Literal[True],
         settings: GivenSettings = None,
-    ) -> EngineStream: ...
+    ) -> S: ...
 
-    async def segment(
+    def segment(
         self,
         image: Any,
         object: Objects,
         spatial_refs: SpatialRefs = None,
         stream: bool = False,
         settings: GivenSettings = None,
-    ) -> EngineResult | EngineStream:
+    ) -> R | S:
         """Outlines of each ``object``: output ``{"segments": [{"svg_path", "bbox", …}]}``."""
-        return await self._do(
+        return self._do(
             "segment", stream, settings, {"image": image, "object": object, "spatial_refs": spatial_refs}
         )
 
-    async def transcribe(
+    @overload
+    def transcribe(
+        self,
+        audio: Any,
+        timestamps: str = "segment",
+        stream: Literal[False] = False,
+        settings: GivenSettings = None,
+        **options: Any,
+    ) -> R: ...
+
+    @overload
+    def transcribe(
+        self,
+        audio: Any,
+        timestamps: str = "segment",
+        *,
+        stream: Literal[True],
+        settings: GivenSettings = None,
+        **options: Any,
+    ) -> S: ...
+
+    def transcribe(
         self,
         audio: Any,
         timestamps: str = "segment",
         stream: bool = False,
         settings: GivenSettings = None,
         **options: Any,
-    ) -> EngineResult | EngineStream:
+    ) -> R | S:
         """The words of ``audio``: output ``{"text", "language", "duration_seconds", "segments"}``."""
         inputs = {"audio": audio, "timestamps": timestamps} | options
-        return await self._do("transcribe", stream, settings, inputs)
-
-
-def given_inputs(inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """The inputs that were given; ``reasoning`` stays, since its None means the family's default."""
-    return {name: value for name, value in inputs.items() if value is not None or name == "reasoning"}
+        return self._do("transcribe", stream, settings, inputs)

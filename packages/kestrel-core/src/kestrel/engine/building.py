@@ -1,0 +1,147 @@
+"""From a blueprint to a loaded model on its device thread: weights, ops, pools. On a worker thread."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+import torch
+
+from kestrel.engine.loaded import LoadedModel, Shared
+from kestrel.engine.loading import Blueprint, ProgressReport
+from kestrel.engine.memory import Demand
+from kestrel.engine.router import Router
+from kestrel.errors import CapacityError, KestrelError, LoadError
+from kestrel.lanes import DeviceThread, StepLane, TokenLane, build_token_lane
+from kestrel.loading import SafetensorsReader, load_tokenizer
+from kestrel.loading.headers import BITS
+from kestrel.ops import OpTable, resolve_ops
+from kestrel.spi import BuildContext, Built, StepDriver, TensorInfo
+
+if TYPE_CHECKING:
+    from kestrel.spi import WeightReader
+
+__all__ = ["load_model"]
+
+log = logging.getLogger("kestrel.engine")
+
+
+def load_model(
+    blueprint: Blueprint,
+    device: torch.device,
+    demand: Demand,
+    thread: DeviceThread,
+    shared: Shared,
+    progress: ProgressReport,
+) -> LoadedModel:
+    """The model built and on its device thread. ``progress`` may raise to end the work between two tensors.
+
+    Raises LoadError, CapacityError or NoKernelError.
+    """
+    config = blueprint.config
+    backends = tuple(shared.host.backends.values())
+    ops = resolve_ops((), device, backends, overrides=config.ops, strict=config.strict_ops)
+    try:
+        built = _build(blueprint, device, demand, ops, progress)
+        for query in built.main.spec.op_needs:
+            ops.resolve(query)
+        lane = _make_lane(built, blueprint, device, demand, shared.router)
+    except Exception as error:
+        if not _is_out_of_memory(error):
+            raise
+        raise CapacityError(
+            f"loading {blueprint.card.model_id!r} ran out of memory on {device}: {error}. "
+            f"Lower {demand.setting}, or choose a smaller dtype or model."
+        ) from error
+    thread.add(lane)
+    return LoadedModel(blueprint, built, lane, thread, shared, ops)
+
+
+def _build(
+    blueprint: Blueprint, device: torch.device, demand: Demand, ops: OpTable, progress: ProgressReport
+) -> Built:
+    card, family = blueprint.card, blueprint.family
+    with SafetensorsReader.of(card) as reader:
+        weights = _Reported(reader, progress)
+        context = BuildContext(
+            device=device,
+            dtype=demand.dtype,
+            ops=ops,
+            weights=weights,
+            tokenizer=lambda: load_tokenizer(blueprint.tokenizer_path),
+            config=blueprint.config,
+        )
+        try:
+            built = family.build(card, context)
+        except KestrelError:
+            raise
+        except Exception as error:  # a family is a plugin: what it trips over is a checkpoint it cannot load
+            if _is_out_of_memory(error):
+                raise
+            raise LoadError(
+                f"family {family.name!r} cannot build {card.model_id!r}: {type(error).__name__}: {error}. "
+                "The checkpoint may be damaged or of a kind that the family does not know"
+            ) from error
+    progress("load", weights.total, weights.total)
+    return built
+
+
+class _Reported:
+    """A ``WeightReader`` that reports the bytes it has read."""
+
+    def __init__(self, reader: WeightReader, progress: ProgressReport) -> None:
+        self._reader, self._progress = reader, progress
+        self._done = 0
+        self.total = sum(_nbytes(tensor) for tensor in reader.tensors.values())
+
+    @property
+    def tensors(self) -> Mapping[str, TensorInfo]:
+        return self._reader.tensors
+
+    def names(self) -> Iterator[str]:
+        return self._reader.names()
+
+    def get(self, name: str) -> torch.Tensor:
+        self._progress("load", min(self._done, self.total), self.total)
+        tensor = self._reader.get(name)
+        self._done += tensor.nbytes
+        return tensor
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """Whether ``error`` is an allocator's; that of torch for the CPU has no type of its own."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+
+
+def _nbytes(tensor: TensorInfo) -> int:
+    return int(torch.Size(tensor.shape).numel() * BITS[tensor.dtype] // 8)
+
+
+def _make_lane(
+    built: Built, blueprint: Blueprint, device: torch.device, demand: Demand, router: Router
+) -> TokenLane | StepLane:
+    config, driver = blueprint.config, built.main
+    if isinstance(driver, StepDriver):
+        return StepLane(driver, max_queue=config.max_queue, sink=router.deliver)
+    lane = build_token_lane(
+        driver,
+        config,
+        device=device,
+        dtype=demand.dtype,
+        kv_bytes=demand.kv_bytes,
+        sink=router.deliver,
+        setting=demand.setting,
+    )
+    most = driver.spec.max_positions
+    if config.max_model_len is None and lane.limits.max_len < most:
+        log.warning(
+            "the context of %s is limited to %d of %d positions by %s; raise it, or set max_model_len",
+            blueprint.card.model_id,
+            lane.limits.max_len,
+            most,
+            demand.setting,
+        )
+    return lane
