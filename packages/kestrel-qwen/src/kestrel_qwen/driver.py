@@ -1,0 +1,105 @@
+"""Qwen 3.5 as the token lane runs it: what it declares, how media and prompts become tensors, the forward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from kestrel.errors import InvalidRequestError
+from kestrel.layers import merge_media
+from kestrel.spi import (
+    Batch,
+    ImageItem,
+    MediaItem,
+    MediaSpec,
+    TextTokenizer,
+    TokenDriver,
+    TokenSpec,
+    VideoItem,
+)
+from kestrel.types import Layout, Prepared, Segment
+from kestrel_qwen.config import QwenConfig
+from kestrel_qwen.images import prepare_image
+from kestrel_qwen.layout import build_layout
+from kestrel_qwen.model import QwenModel
+from kestrel_qwen.slices import IMAGE, VIDEO
+from kestrel_qwen.text import states_of
+from kestrel_qwen.video import prepare_video
+
+__all__ = ["QwenDriver", "spec_of"]
+
+MAX_COST = 64  # units of 1024 patches in one encoder launch; a larger picture has a launch of its own
+
+
+def spec_of(config: QwenConfig, tokenizer: TextTokenizer) -> TokenSpec:
+    """What a checkpoint of ``config`` needs and makes."""
+    text = config.text
+    kinds = () if config.vision is None else (IMAGE, VIDEO)
+    return TokenSpec(
+        vocab_size=text.vocab_size,
+        hidden_size=text.hidden_size,
+        max_positions=text.max_positions,
+        eos_ids=config.eos_ids | _turn_ends(tokenizer),
+        position_rows=3,
+        states=states_of(text),
+        media=tuple(MediaSpec(kind=kind, max_cost=MAX_COST) for kind in kinds),
+    )
+
+
+class QwenDriver(TokenDriver):
+    """A loaded Qwen 3.5 or 3.6."""
+
+    def __init__(
+        self, config: QwenConfig, model: QwenModel, tokenizer: TextTokenizer, device: torch.device
+    ) -> None:
+        self.spec = spec_of(config, tokenizer)
+        self.tokenizer = tokenizer
+        self.config = config
+        self.model = model
+        self.device = device
+
+    def prepare(self, item: MediaItem, settings: Mapping[str, Any]) -> Prepared:
+        if self.config.vision is None:
+            raise InvalidRequestError(
+                f"this Qwen is a text-only model; it was given {item.kind!r}. Leave it out"
+            )
+        if isinstance(item, ImageItem):
+            return prepare_image(item, settings, self.config)
+        if isinstance(item, VideoItem):
+            return prepare_video(item, settings, self.config)
+        raise InvalidRequestError(f"Qwen takes images and videos; it was given {item.kind!r}")
+
+    def layout(self, segments: Sequence[Segment]) -> Layout:
+        return build_layout(segments, self.tokenizer, self.config)
+
+    def encode(self, kind: str, packed: Sequence[Prepared]) -> torch.Tensor:
+        tower = self.model.visual
+        assert tower is not None, "a text-only model declares no media"
+        patches = torch.cat([self._scaled(item.tensors["patches"].to(self.device)) for item in packed])
+        grids = [tuple(grid) for item in packed for grid in item.tensors["grid"].tolist()]
+        return tower(patches, grids)
+
+    def embed(self, batch: Batch) -> torch.Tensor:
+        return merge_media(self.model.language_model.embed_tokens(batch.ids_T), batch)
+
+    def forward(self, batch: Batch, x_TC: torch.Tensor) -> torch.Tensor:
+        return self.model.language_model(x_TC, batch)
+
+    def logits(self, h_NC: torch.Tensor) -> torch.Tensor:
+        return self.model.logits(h_NC)
+
+    def _scaled(self, patches: torch.Tensor) -> torch.Tensor:
+        """Bytes as the tower was trained on them; floats are taken as they are."""
+        if patches.is_floating_point():
+            return patches
+        images = self.config.images
+        mean, std = (torch.tensor(x, device=self.device).view(1, -1, 1) for x in (images.mean, images.std))
+        return ((patches.unflatten(1, (len(images.mean), -1)).float() / 255 - mean) / std).flatten(1)
+
+
+def _turn_ends(tokenizer: TextTokenizer) -> frozenset[int]:
+    """The ids that end a turn and a text: a config.json alone may name the latter only."""
+    ids = (tokenizer.token_id(token) for token in ("<|im_end|>", "<|endoftext|>"))
+    return frozenset(i for i in ids if i is not None)

@@ -1,0 +1,156 @@
+"""The Qwen 3.5 decoder: three gated DeltaNet layers to each layer of full attention.
+
+Differs from the textbook decoder: every norm weight is stored minus one, but that of the DeltaNet's output; each query
+head brings a gate for its output; queries and keys are normed per head; rotary embedding turns the first quarter of a
+head, its frequencies dealt out to time, height and width in turn (interleaved M-RoPE). No biases.
+
+Letters: T tokens, C hidden, H query (or value) heads, K key heads, D head dim, E value dim, N rows, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from kestrel.layers import (
+    MLP,
+    AddNorm,
+    Angles,
+    Embedding,
+    GatedDelta,
+    Linear,
+    MixerWeights,
+    Packed,
+    PagedAttention,
+    RMSNorm,
+    Rope,
+)
+from kestrel.spi import Batch, OpTableLike, StateSpec
+from kestrel.spi.states import PagedKV
+from kestrel_qwen.config import TextConfig
+from kestrel_qwen.moe import SparseMLP
+
+__all__ = ["DELTA", "FULL", "TextDecoder", "states_of"]
+
+FULL, DELTA = "full", "delta"  # the states of full attention and of gated DeltaNet
+
+
+def states_of(config: TextConfig) -> tuple[StateSpec, ...]:
+    """The state that the decoder keeps of a sequence."""
+    full, linear = (config.layers.count(kind) for kind in ("full_attention", "linear_attention"))
+    pages = PagedKV(name=FULL, layers=full, kv_heads=config.kv_heads, head_dim=config.head_dim)
+    if not linear:
+        return (pages,)
+    d = config.delta
+    return (
+        pages,
+        GatedDelta.state_spec(DELTA, linear, d.key_heads, d.heads, d.key_dim, d.value_dim, taps=d.taps),
+    )
+
+
+class GatedAttention(nn.Module):
+    """Causal attention whose output passes a gate. ``q_proj`` holds [query | gate] of each head in turn."""
+
+    def __init__(
+        self, config: TextConfig, layer: int, ops: OpTableLike, dtype: torch.dtype, page_size: int
+    ) -> None:
+        super().__init__()
+        dim, self.head_dim = config.hidden_size, config.head_dim
+        width, kv_width = config.heads * config.head_dim, config.kv_heads * config.head_dim
+        parts = {"q_proj": 2 * width, "k_proj": kv_width, "v_proj": kv_width}
+        self.qkv = Packed(ops, dim, parts, bias=False, dtype=dtype)
+        self.q_norm = RMSNorm(ops, config.head_dim, config.eps, add_one=True, dtype=dtype)
+        self.k_norm = RMSNorm(ops, config.head_dim, config.eps, add_one=True, dtype=dtype)
+        self.o_proj = Linear(ops, width, dim, bias=False, dtype=dtype)
+        self.attend = PagedAttention(
+            ops, config.heads, config.kv_heads, config.head_dim, FULL, config.index(layer),
+            rot_dim=config.rope.rot_dim, qk_norm="rms_plus_one", eps=config.eps, page_size=page_size, dtype=dtype,
+        )  # fmt: skip
+
+    def forward(self, h_TC: torch.Tensor, angles: Angles, batch: Batch) -> torch.Tensor:
+        both, k, v = self.qkv.split(self.qkv(h_TC))
+        q_THD, gate_THD = both.unflatten(-1, (-1, 2, self.head_dim)).unbind(2)
+        k_TKD, v_TKD = (x.unflatten(-1, (-1, self.head_dim)) for x in (k, v))
+        out_THD = self.attend(q_THD, k_TKD, v_TKD, batch, angles, self.q_norm.weight, self.k_norm.weight)
+        return self.o_proj((out_THD * gate_THD.sigmoid()).flatten(1))
+
+
+class GatedDeltaNet(nn.Module):
+    """Linear attention with a delta rule: a causal convolution, gates, the rule, a gated norm."""
+
+    def __init__(self, config: TextConfig, layer: int, ops: OpTableLike, dtype: torch.dtype) -> None:
+        super().__init__()
+        d, self.eps = config.delta, config.eps
+        width = d.heads * d.value_dim
+        parts = {"qkv": d.channels, "z": width, "b": d.heads, "a": d.heads}
+        self.in_proj = Packed(ops, config.hidden_size, parts, bias=False, dtype=dtype)
+        self.conv1d = nn.Parameter(torch.empty(d.channels, d.taps, dtype=dtype), requires_grad=False)
+        self.A_log = nn.Parameter(torch.empty(d.heads, dtype=torch.float32), requires_grad=False)
+        self.dt_bias = nn.Parameter(torch.empty(d.heads, dtype=dtype), requires_grad=False)
+        self.norm = nn.Parameter(torch.empty(d.value_dim, dtype=torch.float32), requires_grad=False)
+        self.out_proj = Linear(ops, width, config.hidden_size, bias=False, dtype=dtype)
+        self.value_dim = d.value_dim
+        self.mix = GatedDelta(
+            ops, d.key_heads, d.heads, d.key_dim, d.value_dim, DELTA, config.index(layer),
+            taps=d.taps, dtype=dtype,
+        )  # fmt: skip
+
+    def forward(self, h_TC: torch.Tensor, batch: Batch) -> torch.Tensor:
+        qkv_TC, z, b_TH, a_TH = self.in_proj.split(self.in_proj(h_TC))
+        weights = MixerWeights(
+            conv_CW=self.conv1d, a_log_H=self.A_log, dt_bias_H=self.dt_bias, norm_E=self.norm, eps=self.eps
+        )
+        z_THE = z.unflatten(-1, (-1, self.value_dim))
+        return self.out_proj(self.mix(qkv_TC, z_THE, a_TH, b_TH, batch, weights).flatten(1))
+
+
+class Layer(nn.Module):
+    """x + mixer(norm x), then x + mlp(norm x). ``delta`` is what the part before has yet to add to x."""
+
+    def __init__(
+        self, config: TextConfig, layer: int, ops: OpTableLike, dtype: torch.dtype, page_size: int
+    ) -> None:
+        super().__init__()
+        dim = config.hidden_size
+        self.is_full = config.layers[layer] == "full_attention"
+        self.input_layernorm = AddNorm(ops, dim, config.eps, kind="rms_plus_one", dtype=dtype)
+        if self.is_full:
+            self.self_attn = GatedAttention(config, layer, ops, dtype, page_size)
+        else:
+            self.linear_attn = GatedDeltaNet(config, layer, ops, dtype)
+        self.post_attention_layernorm = AddNorm(ops, dim, config.eps, kind="rms_plus_one", dtype=dtype)
+        if config.moe is not None:
+            self.mlp: nn.Module = SparseMLP(dim, config.moe, ops, dtype)
+        else:
+            assert config.intermediate_size is not None
+            self.mlp = MLP(ops, dim, config.intermediate_size, activation="silu_mul", bias=False, dtype=dtype)
+
+    def forward(
+        self, x_TC: torch.Tensor, delta_TC: torch.Tensor | None, angles: Angles, batch: Batch
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        x_TC, h_TC = self.input_layernorm(x_TC, delta_TC)
+        mixed_TC = self.self_attn(h_TC, angles, batch) if self.is_full else self.linear_attn(h_TC, batch)
+        x_TC, h_TC = self.post_attention_layernorm(x_TC, mixed_TC)
+        return x_TC, self.mlp(h_TC)
+
+
+class TextDecoder(nn.Module):
+    """Token ids to embeddings, embeddings to hidden states."""
+
+    def __init__(self, config: TextConfig, ops: OpTableLike, dtype: torch.dtype, page_size: int) -> None:
+        super().__init__()
+        rope = config.rope
+        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size, dtype=dtype)
+        self.layers = nn.ModuleList(
+            Layer(config, layer, ops, dtype, page_size) for layer in range(len(config.layers))
+        )
+        self.norm = RMSNorm(ops, config.hidden_size, config.eps, add_one=True, dtype=dtype)
+        self.rope = Rope(ops, config.head_dim, rope.rot_dim, rope.theta, rows=rope.rows, dtype=dtype)
+
+    def forward(self, x_TC: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """Hidden states [T, C] before ``norm``."""
+        angles = self.rope(batch.positions_PT)
+        delta_TC = None
+        for layer in self.layers:
+            x_TC, delta_TC = layer(x_TC, delta_TC, angles, batch)
+        return x_TC if delta_TC is None else x_TC + delta_TC
