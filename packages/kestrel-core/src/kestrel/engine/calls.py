@@ -157,12 +157,13 @@ class CallRunner:
         prompt = model.require_skill(skill.name)
         defaults = prompt.defaults(skill.name)
         settings = skill.settings(given, defaults)
-        scope.settings = settings if settings.seed is not None else settings.with_(seed=secrets.randbits(63))
+        if settings.seed is None:
+            settings = settings.with_(seed=secrets.randbits(63))
         values = {name: value for name, value in inputs.items() if value is not None}
         if "reasoning" not in values and defaults.get("reasoning") is not None:
             values["reasoning"] = defaults["reasoning"]
-        call = skill.parse(values, scope.settings)
-        scope.num_media = len(call.media)
+        call = skill.parse(values, settings)
+        scope.settings, scope.num_media = call.settings, len(call.media)
         model.intake.check(call.media)
         prompt.validate(skill.name, call)
         return _Ready(model, skill, call, scope, span)

@@ -70,7 +70,7 @@ class ObjectSkill(Skill):
     ) -> list[Completion]:
         names: Sequence[str] = call.values.get("objects", (call.values["object"],))
         calls = [replace(call, values={**call.values, "object": name}) for name in names]
-        requests = [self.request(one, prompt, tokenizer) for one in calls]
+        requests = await infer.cpu(lambda: [self.request(one, prompt, tokenizer) for one in calls])
         per_name = await _all_of(infer, requests)
         return [_merged(self.key, choice) for choice in zip(*per_name, strict=True)]
 

@@ -12,7 +12,7 @@ from kestrel.spi.decoding import Decoding
 from kestrel.types import Segment, Token
 
 if TYPE_CHECKING:
-    from kestrel.spi.skill import Call, Infer
+    from kestrel.spi.skill import Call, Completion, Infer
 
 __all__ = [
     "Composition",
@@ -91,7 +91,9 @@ class Parser(ABC):
         return ()
 
 
-Composition = Callable[["Call", "Infer"], Awaitable[dict[str, Any]]]
+Composition = Callable[["Call", "Infer"], Awaitable["dict[str, Any] | Completion"]]
+"""Makes a call's output of many requests. With a ``Completion`` it also says how the whole ended; of a mere output
+the finish reason is "cancelled" or "length" when any of its requests ended so, else "stop"."""
 
 
 class PromptFormat(ABC):

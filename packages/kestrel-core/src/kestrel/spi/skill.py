@@ -153,8 +153,8 @@ class Skill(ABC):
     async def run(
         self, call: Call, infer: Infer, prompt: PromptFormat, tokenizer: TextTokenizer
     ) -> list[Completion]:
-        """Run the call: by default one request whose completions carry the readers' results."""
-        return await infer(self.request(call, prompt, tokenizer))
+        """Run the call: by default one request, made on a pool thread; completions carry the readers' results."""
+        return await infer(await infer.cpu(lambda: self.request(call, prompt, tokenizer)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
