@@ -1,18 +1,27 @@
 """Media from callers: read within limits, decoded, normalised; and results drawn on pictures."""
 
+from kestrel.media.audio import MAX_SECONDS, SAMPLE_RATE, AudioSource, AudioStream, open_audio
 from kestrel.media.draw import annotate
 from kestrel.media.image import FORMATS, ImageSource, NormalisedImage, normalise_image
 from kestrel.media.limits import MediaBudget, MediaHold, MediaLimits
+from kestrel.media.live import LiveAudio, LiveSource
 from kestrel.media.remote import Fetcher
 
 __all__ = [
     "FORMATS",
+    "MAX_SECONDS",
+    "SAMPLE_RATE",
+    "AudioSource",
+    "AudioStream",
     "Fetcher",
     "ImageSource",
+    "LiveAudio",
+    "LiveSource",
     "MediaBudget",
     "MediaHold",
     "MediaLimits",
     "NormalisedImage",
     "annotate",
     "normalise_image",
+    "open_audio",
 ]

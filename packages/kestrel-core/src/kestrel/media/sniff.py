@@ -1,10 +1,13 @@
-"""What bytes that are no picture look like, for error messages."""
+"""What bytes look like that are not the media asked for, for error messages."""
 
 from __future__ import annotations
 
 __all__ = ["describe"]
 
 _SIGNATURES = {
+    b"\x89PNG": "a PNG picture",
+    b"\xff\xd8\xff": "a JPEG picture",
+    b"GIF8": "a GIF picture",
     b"%PDF": "a PDF document",
     b"PK\x03\x04": "a ZIP archive or office document",
     b"\x1f\x8b": "gzip data",

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import base64
 import binascii
+import io
 import os
 import re
 import stat
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import BinaryIO, Protocol, runtime_checkable
 from urllib.parse import unquote_to_bytes
 
 from kestrel.errors import InvalidMediaError
 from kestrel.media.limits import MediaLimits
 from kestrel.media.remote import Fetcher
 
-__all__ = ["Encoded", "read_encoded"]
+__all__ = ["BinaryFile", "Encoded", "open_encoded", "read_encoded"]
 
+MAX_STREAM_BYTES = 64 * 2**20  # a recording that cannot be sought in is held whole
+_STREAM_STEP = 2**20
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):")  # two letters at least: one is a Windows drive
 
 
@@ -56,6 +59,49 @@ def read_encoded(source: Encoded, limits: MediaLimits, fetcher: Fetcher) -> tupl
     return raw, label
 
 
+def open_encoded(source: Encoded, limits: MediaLimits) -> tuple[BinaryIO, str]:
+    """An open recording that can be read bit by bit, and how messages name it. Paths may be of any size.
+
+    A file object is read from where it stands, to its end or ``MAX_STREAM_BYTES``. Raises InvalidMediaError.
+    """
+    if isinstance(source, str) and "://" in source:
+        raise InvalidMediaError(f"{source[:60]!r} is an address; audio is not fetched. Give a path or bytes")
+    if isinstance(source, str | os.PathLike):
+        path = _path(source)
+        return _opened(path), _short(path)
+    if isinstance(source, bytes | bytearray | memoryview):
+        raw, label = _bounded(bytes(source), limits, "the given bytes"), "the given bytes"
+    else:
+        raw, label = _from_stream(source, limits), "the given file object"
+    if not raw:
+        raise InvalidMediaError(f"{label} is empty (0 bytes). Give a complete recording")
+    return io.BytesIO(raw), label
+
+
+def _opened(path: Path) -> BinaryIO:
+    label = _short(path)
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise InvalidMediaError(f"{label} is not a file. Give the path of a recording")
+        if not path.stat().st_size:
+            raise InvalidMediaError(f"{label} is empty (0 bytes). Give a complete recording")
+        return path.open("rb")
+    except FileNotFoundError as error:
+        raise InvalidMediaError(f"{label} does not exist. Check the path") from error
+    except OSError as error:
+        raise InvalidMediaError(f"{label} cannot be read: {error.strerror}. Check the path") from error
+
+
+def _from_stream(file: BinaryFile, limits: MediaLimits) -> bytes:
+    limit = min(MAX_STREAM_BYTES, limits.max_media_bytes)
+    raw = _read(file, limit + 1, step=_STREAM_STEP)
+    if len(raw) > limit:
+        raise InvalidMediaError(
+            f"the given file object has more than {limit} bytes; only paths may be longer. Save it and give the path"
+        )
+    return raw
+
+
 def _path(source: str | os.PathLike[str]) -> Path:
     if "\0" in os.fspath(source):
         raise InvalidMediaError("the path holds a NUL character. Check the path")
@@ -82,9 +128,15 @@ def _short(path: Path) -> str:
 
 
 def _from_file(file: BinaryFile, limits: MediaLimits) -> bytes:
+    raw = _read(file, limits.max_media_bytes + 1, step=limits.max_media_bytes + 1)
+    return _bounded(raw, limits, "the given file object")
+
+
+def _read(file: BinaryFile, at_most: int, *, step: int) -> bytes:
+    """Up to ``at_most`` bytes of ``file``, ``step`` at a time."""
     blocks, size = [], 0
     try:
-        while size <= limits.max_media_bytes and (block := file.read(limits.max_media_bytes + 1 - size)):
+        while size < at_most and (block := file.read(min(step, at_most - size))):
             if not isinstance(block, bytes):
                 raise InvalidMediaError("the file object gives text. Open it in binary mode")
             blocks.append(block)
@@ -95,7 +147,7 @@ def _from_file(file: BinaryFile, limits: MediaLimits) -> bytes:
         raise InvalidMediaError(
             f"the file object cannot be read: {error}. Give an open binary file"
         ) from error
-    return _bounded(b"".join(blocks), limits, "the given file object")
+    return b"".join(blocks)
 
 
 def _from_data_uri(uri: str, limits: MediaLimits) -> bytes:
