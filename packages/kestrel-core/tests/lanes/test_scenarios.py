@@ -103,7 +103,7 @@ def scenarios(draw):
     return kind, sizes, draw(st.lists(asks(kind), min_size=1, max_size=6))
 
 
-@settings(max_examples=40)
+@settings(max_examples=120)
 @given(scenarios())
 def test_every_work_gets_what_it_would_get_alone(scenario):
     kind, sizes, works = scenario
