@@ -443,6 +443,6 @@ def test_wrong_tools_are_refused(tools, message):
 
 
 def test_builtin_skills_have_distinct_names_and_descriptions():
-    assert list(SKILLS) == ["query", "caption", "point", "detect", "segment", "chat", "generate"]
+    assert list(SKILLS) == ["query", "caption", "point", "detect", "segment", "chat", "generate", "transcribe"]
     assert all(skill.description for skill in SKILLS.values())
     assert isinstance(SKILLS["query"].settings(None, {"temperature": 0.2}), Settings)

@@ -20,7 +20,7 @@ from kestrel.ops import OpTable
 from kestrel.plugins import PluginHost
 from kestrel.sampling import SamplingParams
 from kestrel.spi import Built, PromptFormat, Request, TextTokenizer, TokenDriver
-from kestrel.state import FeaturePool, Features, KeyRun
+from kestrel.state import KeyRun
 from kestrel.types import Layout, Media, Prepared
 
 if TYPE_CHECKING:
@@ -163,19 +163,16 @@ class LoadedModel:
 
     @contextlib.contextmanager
     def encoded(self, media: Sequence[Prepared]) -> Iterator[list[Any]]:
-        """Encoded media of a pass, one entry per item, from the feature pool where they are; on the device thread."""
-        driver = self.built.main
-        pool = self.lane.features if isinstance(self.lane, TokenLane) else None
-        held: list[Features] = []
-        try:
-            if not isinstance(driver, TokenDriver):
-                yield []
+        """Encoded media of a pass, one entry per item, from where the lane keeps them; on the device thread.
+
+        Kinds that go to cross attention give ``{state: CrossView}`` of one row, others features [rows, C].
+        """
+        driver, lane = self.built.main, self.lane
+        with contextlib.ExitStack() as held:
+            if isinstance(driver, TokenDriver) and isinstance(lane, TokenLane):
+                yield [_encode(driver, lane, item, held) for item in media]
             else:
-                yield [_encode(driver, pool, item, held) for item in media]
-        finally:
-            for features in held:
-                assert pool is not None
-                pool.release(features)
+                yield []
 
     def stats(self) -> dict[str, float]:
         """Counters of the lane."""
@@ -187,12 +184,14 @@ class LoadedModel:
         self.thread.remove(self.lane)
 
 
-def _encode(driver: TokenDriver, pool: FeaturePool | None, item: Prepared, held: list[Features]) -> Any:
-    """Features of ``item``; those that lie in ``pool`` are noted in ``held`` and stay until released."""
-    key = feature_key(item)
-    found = None if pool is None else pool.find(key)
+def _encode(driver: TokenDriver, lane: TokenLane, item: Prepared, held: contextlib.ExitStack) -> Any:
+    """What the encoder made of ``item``; places of the lane that it lies in are given back with ``held``."""
+    if driver.spec.media_spec(item.kind).into == "cross":
+        return lane.borrow_cross(item, held)
+    pool = lane.features
+    found = None if pool is None else pool.find(feature_key(item))
     if found is not None and pool is not None:
-        held.append(found)
+        held.callback(pool.release, found)
         if found.is_written:
             return pool.tensor[found.start : found.start + found.rows]
     return driver.encode(item.kind, [item])

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 
 import torch
 
 from kestrel.errors import KestrelError, RequestTimeoutError
 from kestrel.lanes.admission import Admission
 from kestrel.lanes.board import Board
+from kestrel.lanes.borrow import borrow_cross
 from kestrel.lanes.cohort import Cohort
 from kestrel.lanes.commit import Committer
 from kestrel.lanes.deadlines import Deadlines
@@ -26,8 +28,10 @@ from kestrel.lanes.steps import Step
 from kestrel.lanes.work import Work
 from kestrel.runner import Runner
 from kestrel.sampling import Sampler
+from kestrel.spi.batch import CrossView
 from kestrel.spi.driver import TokenDriver
 from kestrel.state import FeaturePool, Interner, StateCache
+from kestrel.types import Prepared
 
 __all__ = ["TokenLane"]
 
@@ -51,7 +55,7 @@ class TokenLane(Lane):
         spec = driver.spec
         self.driver, self.cache, self.features, self.config = driver, cache, features, config
         self.sink = sink
-        self._clock = clock
+        self._clock, self._device = clock, device
         self.limits = LaneLimits(spec, cache, config, 0 if features is None else features.rows)
         self._intake: Intake[Sequence] = Intake(config.max_queue)
         runner = Runner(
@@ -178,6 +182,11 @@ class TokenLane(Lane):
         assert not len(self._admission), "sequences wait"
 
     # -- device thread
+
+    def borrow_cross(self, item: Prepared, held: ExitStack) -> Mapping[str, CrossView]:
+        """What the encoder made of ``item`` as views of one row, for a pass; held as long as ``held``."""
+        board = self._board
+        return borrow_cross(item, self.driver, board.runner, self.cache, held, self._device)
 
     def tick(self) -> bool:
         """One round. True while there is more to do without anything new coming in."""

@@ -10,12 +10,16 @@ from kestrel.skills.chat import ChatSkill
 from kestrel.skills.detect import DetectSkill
 from kestrel.skills.detokenize import Detokeniser, StopFilter
 from kestrel.skills.generate import GenerateSkill
+from kestrel.skills.ladder import Ladder
 from kestrel.skills.objects import ObjectSkill
 from kestrel.skills.point import PointSkill
 from kestrel.skills.query import QuerySkill
 from kestrel.skills.readers import ObjectReader, TextReader, reasoning_of
 from kestrel.skills.segment import SegmentSkill
 from kestrel.skills.text import TEXT_SETTINGS, text_request
+from kestrel.skills.transcribe import TranscribeSkill, ladder_of, options_of
+from kestrel.skills.transcribe_options import TranscribeOptions
+from kestrel.skills.transcript import SpokenSegment, SpokenWord, Transcript
 from kestrel.spi.skill import Skill
 
 __all__ = [
@@ -25,6 +29,7 @@ __all__ = [
     "DetectSkill",
     "Detokeniser",
     "GenerateSkill",
+    "Ladder",
     "ObjectLimit",
     "ObjectReader",
     "ObjectSkill",
@@ -32,11 +37,18 @@ __all__ = [
     "QuerySkill",
     "ReasoningBudget",
     "SegmentSkill",
+    "SpokenSegment",
+    "SpokenWord",
     "StopFilter",
     "StopStrings",
     "TEXT_SETTINGS",
     "TextReader",
+    "TranscribeOptions",
+    "TranscribeSkill",
+    "Transcript",
     "builtin_skills",
+    "ladder_of",
+    "options_of",
     "reasoning_of",
     "text_request",
 ]
@@ -52,4 +64,5 @@ def builtin_skills() -> tuple[Skill, ...]:
         SegmentSkill(),
         ChatSkill(),
         GenerateSkill(),
+        TranscribeSkill(),
     )
