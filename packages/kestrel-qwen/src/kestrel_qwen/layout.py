@@ -35,22 +35,20 @@ def build_layout(segments: Sequence[Segment], tokenizer: TextTokenizer, config: 
     rows: tuple[list[int], list[int], list[int]] = ([], [], [])
     following = 0  # the position of what comes next, on every axis
     for segment in segments:
-        match segment:
-            case Media(prepared):
-                spans.append(Span(len(ids), len(ids) + prepared.num_positions, len(media)))
-                media.append(prepared)
-                ids += [_placeholder(prepared, config)] * prepared.num_positions
-                height, width = _merged_grid(prepared, config)
-                for row, values in zip(rows, _axes(following, height, width), strict=True):
-                    row += values
-                following += max(height, width)
-            case _:
-                is_tokens = isinstance(segment, Tokens)
-                new = list(segment.ids) if is_tokens else tokenizer.encode(segment.text)
-                ids += new
-                for row in rows:
-                    row += range(following, following + len(new))
-                following += len(new)
+        if isinstance(segment, Media):
+            prepared = segment.prepared
+            new = [_placeholder(prepared, config)] * prepared.num_positions
+            spans.append(Span(len(ids), len(ids) + len(new), len(media)))
+            media.append(prepared)
+            height, width = _merged_grid(prepared, config)
+            axes, step = _axes(following, height, width), max(height, width)
+        else:
+            new = list(segment.ids) if isinstance(segment, Tokens) else tokenizer.encode(segment.text)
+            axes, step = ([*range(following, following + len(new))],) * 3, len(new)
+        ids += new
+        following += step
+        for row, values in zip(rows, axes, strict=True):
+            row += values
     offset = max((max(row, default=-1) for row in rows), default=-1) + 1 - len(ids)
     begins = list(_turns(ids, tokenizer))
     return Layout(

@@ -66,6 +66,7 @@ class _List:
         self.key = key
         self.text = ""
         self._at = 0
+        self._closed = 0  # behind the last "}" that was tried as the end of an object
         self._next: Callable[[], dict[str, float] | None] = self._begin
         self._bracketed = False
         self._error: str | None = None
@@ -129,11 +130,17 @@ class _List:
         elif character not in ("", "{"):
             raise _Unreadable(f"wrote {character!r} where an object belongs")
         elif character:
+            return self._complete()
+        return None
+
+    def _complete(self) -> dict[str, float] | None:
+        """The object that begins here, once one of the braces behind it ends it."""
+        while (brace := self.text.find("}", max(self._at, self._closed))) >= 0:
+            self._closed = brace + 1
             try:
-                value, end = _DECODER.raw_decode(self.text, self._at)
-            except (ValueError, RecursionError):  # not complete yet, or broken, which the end will show
-                return None
-            self._at = end
+                value, self._at = _DECODER.raw_decode(self.text[: self._closed], self._at)
+            except (ValueError, RecursionError):  # not this one, or broken, which the end will show
+                continue
             self._next = self._separator
             return _place(value, self.key)
         return None
@@ -168,7 +175,7 @@ def _place(value: Mapping[str, Any], key: str) -> dict[str, float]:
 
 
 def _share(number: Any, key: str) -> float:
-    is_number = isinstance(number, int | float) and not isinstance(number, bool)
-    if not is_number or not -SLACK <= number <= SCALE + SLACK:
-        raise _Unreadable(f"gave a coordinate of {key} that is no number from 0 to {SCALE}")
-    return min(1.0, max(0.0, number / SCALE))
+    if isinstance(number, int | float) and not isinstance(number, bool):
+        if -SLACK <= number <= SCALE + SLACK:
+            return min(1.0, max(0.0, number / SCALE))
+    raise _Unreadable(f"gave a coordinate of {key} that is no number from 0 to {SCALE}")

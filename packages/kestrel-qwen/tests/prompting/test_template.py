@@ -4,8 +4,8 @@ import json
 
 import pytest
 import torch
-
 from conversations import GOLDENS, conversation, items, spelled_out
+
 from kestrel.errors import InvalidRequestError
 from kestrel.spi import MediaPart, Message, TextPart, Tool, ToolCall
 from kestrel.types import Media, Prepared, Text, Tokens
