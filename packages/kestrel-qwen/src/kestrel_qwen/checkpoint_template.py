@@ -164,7 +164,10 @@ class _Disguise:
 
     def _worn(self, text: str) -> str:
         worn = text.replace("<", self.less).replace(">", self.more)
-        return worn + self.mark if f"<{worn.strip()}>" in CONTROL else worn  # for a template's own brackets
+        core = worn.strip()
+        return (
+            worn.replace(core, core + self.mark) if f"<{core}>" in CONTROL else worn
+        )  # a template's own brackets
 
 
 def _pieces(parts: Sequence[str], items: Iterable[int], disguise: _Disguise) -> Iterator[Piece]:

@@ -175,7 +175,7 @@ def _place(value: Mapping[str, Any], key: str) -> dict[str, float]:
 
 
 def _share(number: Any, key: str) -> float:
-    if isinstance(number, int | float) and not isinstance(number, bool):
-        if -SLACK <= number <= SCALE + SLACK:
-            return min(1.0, max(0.0, number / SCALE))
+    is_number = isinstance(number, int | float) and not isinstance(number, bool)
+    if is_number and -SLACK <= number <= SCALE + SLACK:
+        return float(min(1.0, max(0.0, number / SCALE)))
     raise _Unreadable(f"gave a coordinate of {key} that is no number from 0 to {SCALE}")

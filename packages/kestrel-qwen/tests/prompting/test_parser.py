@@ -1,5 +1,7 @@
 """Thinking, answers and tool calls: the same for every way to cut an output into tokens."""
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -62,7 +64,7 @@ def read(text, spelled, config, *, cuts=(), thinking=False, tools=(), reason="st
             continue
         raw = part.encode()
         places = sorted({0, len(raw), *(round(cut * len(raw)) for cut in cuts)})
-        ids += [tokenizer.cut(raw[a:b]) for a, b in zip(places, places[1:], strict=False)]
+        ids += [tokenizer.cut(raw[a:b]) for a, b in pairwise(places)]
     parser = AnswerParser(Markers(tokenizer, config), thinking=thinking, tools=tools)
     channels = Channels(tokenizer, parser)
     shown = [chunk for i in ids for chunk in channels.feed(Token(i))]

@@ -1,6 +1,7 @@
 """Points and boxes out of the model's JSON, at every cut; what is no such list is an error with its text."""
 
 import json
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -125,11 +126,7 @@ def test_the_cut_of_the_stream_changes_nothing(spelled, config, text, cuts):
         parser = PlaceParser(AnswerParser(Markers(tokenizer, config), thinking=False), POINT_KEY, 50)
         raw = text.encode()
         edges = sorted({0, len(raw), *places})
-        found = [
-            piece
-            for a, b in zip(edges, edges[1:], strict=False)
-            for piece in parser.feed(Token(tokenizer.cut(raw[a:b])))
-        ]
+        found = [piece for a, b in pairwise(edges) for piece in parser.feed(Token(tokenizer.cut(raw[a:b])))]
         try:
             found += parser.finish("stop")
         except ModelOutputError as error:
