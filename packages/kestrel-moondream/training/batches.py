@@ -17,7 +17,12 @@ from .scenes import Sampler, Scenes
 from .tasks import DETECT_LENGTH, POINT_LENGTH, QUERY_LENGTH, objects, queries
 
 QUERIES, POINTS, DETECTS = 8, 2, 2
-SLOTS = [QUERY_LENGTH] * QUERIES + [POINT_LENGTH] * POINTS + [DETECT_LENGTH] * DETECTS + [SHORT_LENGTH, LONG_LENGTH]
+SLOTS = (
+    [QUERY_LENGTH] * QUERIES
+    + [POINT_LENGTH] * POINTS
+    + [DETECT_LENGTH] * DETECTS
+    + [SHORT_LENGTH, LONG_LENGTH]
+)
 TOTAL = sum(SLOTS)
 SPATIAL_START = QUERY_LENGTH * QUERIES  # tokens from here on may have coordinates to predict
 REASONING_SHARE = 0.35
@@ -33,7 +38,9 @@ class Tasks:
     kind: Tensor  # [B, QUERIES]
 
     def __getitem__(self, rows: slice) -> Tasks:
-        return Tasks(tokens=self.tokens[rows], weight=self.weight[rows], values=self.values[rows], kind=self.kind[rows])
+        return Tasks(
+            tokens=self.tokens[rows], weight=self.weight[rows], values=self.values[rows], kind=self.kind[rows]
+        )
 
 
 def layout() -> tuple[Tensor, Tensor]:

@@ -7,7 +7,17 @@ from torch import Tensor
 
 from . import phrases as p
 from .pieces import (
-    ANSWER, EOS, GROUND_CLOSE, GROUND_OPEN, SKILL_CLOSE, SKILL_OPEN, THINK, Piece, Sequences, Vocabulary, join,
+    ANSWER,
+    EOS,
+    GROUND_CLOSE,
+    GROUND_OPEN,
+    SKILL_CLOSE,
+    SKILL_OPEN,
+    THINK,
+    Piece,
+    Sequences,
+    Vocabulary,
+    join,
 )  # fmt: skip
 from .scenes import E, Sampler, Scenes
 from .tasks import Questions, located, position, question
@@ -19,13 +29,17 @@ THE = p.COUNT_WORDS.index("the")
 
 
 def captions(scenes: Scenes, v: Vocabulary, style: Tensor) -> list[Piece]:
-    """Pieces of a caption; ``style`` [N] is 0 short, 1 normal (both name groups), 2 long (each object and its place)."""
+    """Pieces of a caption; ``style`` [N]: 0 short, 1 normal (both name groups), 2 long (each object, its place)."""
     n, device = len(style), style.device
     used = scenes.kind >= 0
-    same = (scenes.kind[:, :, None] == scenes.kind[:, None]) & (scenes.color[:, :, None] == scenes.color[:, None])
+    same = (scenes.kind[:, :, None] == scenes.kind[:, None]) & (
+        scenes.color[:, :, None] == scenes.color[:, None]
+    )
     is_text = scenes.kind > p.BAR
     is_long = (style == 2)[:, None]
-    same = torch.where(is_long[..., None] | is_text[..., None], torch.eye(E, device=device).bool(), same & used[:, None])
+    same = torch.where(
+        is_long[..., None] | is_text[..., None], torch.eye(E, device=device).bool(), same & used[:, None]
+    )
     earlier = (same & torch.ones(E, E, device=device).tril(-1).bool()).any(2)
     first = used & ~earlier
     rank, count = first.cumsum(1) - 1, same.sum(2)
@@ -35,7 +49,10 @@ def captions(scenes: Scenes, v: Vocabulary, style: Tensor) -> list[Piece]:
     opens_itself = v.openings.length[opening] == 0
     prompts = torch.tensor([[SKILL_OPEN, *v.skill["describe"], SKILL_CLOSE, *v.skill[name], ANSWER]
                             for name in ("short", "normal", "long")], device=device)[style]  # fmt: skip
-    pieces = [Piece(tokens=prompts, length=torch.full((n,), prompts.shape[1], device=device)), v.openings(opening, ok)]
+    pieces = [
+        Piece(tokens=prompts, length=torch.full((n,), prompts.shape[1], device=device)),
+        v.openings(opening, ok),
+    ]
     for e in range(E):
         shown = first[:, e]
         separator = torch.where(rank[:, e] == 0, 0, torch.where(rank[:, e] == last[:, 0], AND, COMMA)) * shown
@@ -45,7 +62,11 @@ def captions(scenes: Scenes, v: Vocabulary, style: Tensor) -> list[Piece]:
         word = word + torch.where((rank[:, e] == 0) & opens_itself, len(p.COUNT_WORDS), 0)
         pieces += _item(scenes, v, e, shown, separator, word, count[:, e] > 1, is_long[:, 0], ok)
     stop = v.quotes(torch.full((n,), STOP, device=device), ok)
-    return [*pieces, stop, Piece(tokens=torch.full((n, 1), EOS, device=device), length=torch.ones_like(style), weight=ok)]
+    return [
+        *pieces,
+        stop,
+        Piece(tokens=torch.full((n, 1), EOS, device=device), length=torch.ones_like(style), weight=ok),
+    ]
 
 
 def _item(
@@ -54,7 +75,9 @@ def _item(
 ) -> list[Piece]:  # fmt: skip
     kind, color = scenes.kind[:, e], scenes.color[:, e]
     text_row = (kind == p.NUMBER).long()
-    letters = scenes.text[torch.arange(len(kind), device=kind.device), text_row] * ((kind > p.BAR) & shown)[:, None]
+    letters = (
+        scenes.text[torch.arange(len(kind), device=kind.device), text_row] * ((kind > p.BAR) & shown)[:, None]
+    )
     quoted = (kind > p.BAR) & shown
     counted = v.counts(word, ok)
     places = v.places(position(scenes.center[:, e]), ok)
@@ -94,5 +117,10 @@ def reasoned_counts(scenes: Scenes, v: Vocabulary, sampler: Sampler) -> Sequence
     pieces += [Piece(tokens=part.tokens, length=part.length, weight=0.5) for part in phrase]
     pieces += [located(scenes.box[:, e], meant[:, e], with_size=False) for e in range(E)]
     pieces += [v.control(n, [GROUND_CLOSE], 1.0, some), v.reasoning(torch.full_like(kind, 2), 0.3)]
-    pieces += [v.control(n, [ANSWER], 0.3), v.control(n, [ANSWER]), v.answers(fields["answer"], 1.0), v.control(n, [EOS], 0.3)]
+    pieces += [
+        v.control(n, [ANSWER], 0.3),
+        v.control(n, [ANSWER]),
+        v.answers(fields["answer"], 1.0),
+        v.control(n, [EOS], 0.3),
+    ]
     return join(pieces, LONG_LENGTH)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -36,7 +37,7 @@ def load_shards(folder: Path, name: str) -> dict[str, Tensor]:
     return tensors
 
 
-def optimizer_tensors(optimizer: torch.optim.Optimizer, named: dict[str, Tensor]) -> dict[str, Tensor]:
+def optimizer_tensors(optimizer: torch.optim.Optimizer, named: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """First and second moments by parameter name."""
     moments = {}
     for name, parameter in named.items():
@@ -45,7 +46,9 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer, named: dict[str, Tensor]
     return moments
 
 
-def restore_moments(optimizer: torch.optim.Optimizer, named: dict[str, Tensor], saved: dict[str, Tensor], step: int) -> None:
+def restore_moments(
+    optimizer: torch.optim.Optimizer, named: Mapping[str, Tensor], saved: dict[str, Tensor], step: int
+) -> None:
     for name, parameter in named.items():
         if f"m.{name}" in saved:
             optimizer.state[parameter] = {

@@ -83,7 +83,9 @@ class GreedyDecoder:
         return float(logits.argmax()) / len(logits)
 
     def _feed_coord(self, value: float) -> Tensor:
-        return self._feed(self.model.region.encode_coord(torch.tensor([[[value]]], dtype=self.dtype).float()).to(self.dtype))
+        return self._feed(
+            self.model.region.encode_coord(torch.tensor([[[value]]], dtype=self.dtype).float()).to(self.dtype)
+        )
 
     def _size(self, hidden: Tensor) -> tuple[float, float]:
         logits = self.model.region.size_decoder(hidden)[0, 0].unflatten(0, (2, -1))
@@ -100,15 +102,21 @@ class GreedyDecoder:
             values = [(box[0] + box[2]) / 2, (box[1] + box[3]) / 2]
             parts += [self.model.region.encode_coord(torch.tensor([[[v]]])) for v in values]
             if len(ref) == 4:
-                parts.append(self.model.region.encode_size(torch.tensor([[[box[2] - box[0], box[3] - box[1]]]])))
+                parts.append(
+                    self.model.region.encode_size(torch.tensor([[[box[2] - box[0], box[3] - box[1]]]]))
+                )
         return torch.cat(parts, 1) if parts else torch.zeros(1, 0, self.model.config.dim)
 
     @torch.inference_mode()
-    def query(self, image: Image.Image, question: str, spatial_refs: Sequence[Sequence[float]] = ()) -> dict[str, Any]:
+    def query(
+        self, image: Image.Image, question: str, spatial_refs: Sequence[Sequence[float]] = ()
+    ) -> dict[str, Any]:
         self._open(image)
         wte = self.model.text.wte
         ids = [*self._ids(question), pc.ANSWER, pc.ANSWER]
-        x = torch.cat([wte[self._skill("query")][None].float(), self._spatial(spatial_refs), wte[ids][None].float()], 1)
+        x = torch.cat(
+            [wte[self._skill("query")][None].float(), self._spatial(spatial_refs), wte[ids][None].float()], 1
+        )
         return {"answer": self._generate(self._feed(x))}
 
     @torch.inference_mode()
@@ -170,5 +178,13 @@ class GreedyDecoder:
         boxes = []
         for x, y, w, h in self._located(image, "detect", name):
             corners = (x - w / 2, y - h / 2, x + w / 2, y + h / 2)
-            boxes.append(dict(zip(("x_min", "y_min", "x_max", "y_max"), (min(1, max(0, v)) for v in corners), strict=True)))
+            boxes.append(
+                dict(
+                    zip(
+                        ("x_min", "y_min", "x_max", "y_max"),
+                        (min(1, max(0, v)) for v in corners),
+                        strict=True,
+                    )
+                )
+            )
         return {"objects": boxes}

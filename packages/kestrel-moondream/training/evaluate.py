@@ -26,19 +26,20 @@ from .decoder import GreedyDecoder
 from .export import read
 from .pieces import ANSWER, COORD, SKILL_CLOSE, Vocabulary
 from .render import Renderer
-from .scenes import ONE_TILE, TWO_TILES, E, Sampler, Scenes
+from .scenes import COMPACT, ELONGATED, E, Sampler, Scenes
 from .tasks import objects, queries
 
 GROUPS = {name: name for name in p.QUESTION_NAMES} | {"left": "relation", "right": "relation", "above": "relation",
           "below": "relation", "largest_color": "bar_color", "smallest_color": "bar_color", "here": "spatial",
           "here_color": "spatial", "here_shape": "spatial"}  # fmt: skip
-PER_CALL = 16
 
 
 class Answerer(Protocol):
     """What is scored."""
 
-    def query(self, image: Image.Image, question: str, spatial_refs: Sequence[Sequence[float]] = ()) -> dict[str, Any]: ...
+    def query(
+        self, image: Image.Image, question: str, spatial_refs: Sequence[Sequence[float]] = ()
+    ) -> dict[str, Any]: ...
     def caption(self, image: Image.Image, length: str) -> dict[str, Any]: ...
     def point(self, image: Image.Image, name: str) -> dict[str, Any]: ...
     def detect(self, image: Image.Image, name: str) -> dict[str, Any]: ...
@@ -51,9 +52,11 @@ class EngineAnswerer:
         from kestrel.config import RuntimeConfig
         from kestrel.engine import SyncEngine
 
-        self.engine = SyncEngine.create(RuntimeConfig(model="kestrel/nano"))
+        self.engine = SyncEngine(RuntimeConfig(model="kestrel/nano"))
 
-    def query(self, image: Image.Image, question: str, spatial_refs: Sequence[Sequence[float]] = ()) -> dict[str, Any]:
+    def query(
+        self, image: Image.Image, question: str, spatial_refs: Sequence[Sequence[float]] = ()
+    ) -> dict[str, Any]:
         options: dict[str, Any] = {"spatial_refs": [list(r) for r in spatial_refs]} if spatial_refs else {}
         return dict(self.engine.query(image, question, settings={"temperature": 0.0}, **options).output)
 
@@ -83,7 +86,8 @@ class Case:
 class Cases:
     """Fresh cases of one seed, of any kind, on the CPU."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, per_call: int = 16) -> None:
+        self.per_call = per_call
         self.sampler = Sampler(torch.device("cpu"), seed)
         self.renderer = Renderer(self.sampler)
         self.tokenizer = nano_tokenizer.load()
@@ -91,10 +95,10 @@ class Cases:
 
     def scenes(self) -> Iterator[tuple[Scenes, Callable[[int], Image.Image]]]:
         """Groups of scenes of one picture size, and a function that gives the picture of one."""
-        menu = [size for size in ONE_TILE for _ in range(2)] + TWO_TILES
+        menu = [size for size in COMPACT for _ in range(2)] + ELONGATED
         while True:
             height, width = menu[int(self.sampler.below(len(menu), 1))]
-            scenes = self.sampler.scenes(torch.tensor([[height, width]] * PER_CALL))
+            scenes = self.sampler.scenes(torch.tensor([[height, width]] * self.per_call))
             images = self.renderer.draw(scenes, height, width)
             yield scenes, lambda row, images=images: picture(images[row])  # type: ignore[misc]
 
@@ -104,15 +108,24 @@ class Cases:
         left = count
         for scenes, image in self.scenes():
             made, _ = queries(scenes, self.vocabulary, self.sampler, weights)
-            for row in range(PER_CALL):
+            for row in range(self.per_call):
                 if not bool((made.weight[row] > 0).any()):
                     continue
-                yield self._query(kind, made.tokens[row], made.values[row], made.weight[row], int(made.length[row]), image(row))
+                yield self._query(
+                    kind,
+                    made.tokens[row],
+                    made.values[row],
+                    made.weight[row],
+                    int(made.length[row]),
+                    image(row),
+                )
                 left -= 1
                 if not left:
                     return
 
-    def _query(self, kind: str, tokens: Tensor, values: Tensor, weight: Tensor, length: int, image: Image.Image) -> Case:
+    def _query(
+        self, kind: str, tokens: Tensor, values: Tensor, weight: Tensor, length: int, image: Image.Image
+    ) -> Case:
         ids = tokens[:length].tolist()
         start = ids.index(SKILL_CLOSE) + 1
         refs: tuple[tuple[float, ...], ...] = ()
@@ -126,13 +139,15 @@ class Cases:
                 start += 1
         end = len(ids) - 1 - ids[::-1].index(ANSWER)
         text = self.tokenizer.decode(ids[start : end - 1])
-        return Case(kind=kind, image=image, text=text, answer=self.tokenizer.decode(ids[end + 1 : -1]), refs=refs)
+        return Case(
+            kind=kind, image=image, text=text, answer=self.tokenizer.decode(ids[end + 1 : -1]), refs=refs
+        )
 
     def located(self, skill: str, count: int) -> Iterator[Case]:
         left = count
         for scenes, image in self.scenes():
             made, meant = objects(scenes, self.vocabulary, self.sampler, skill)
-            for row in range(PER_CALL):
+            for row in range(self.per_call):
                 ids = made.tokens[row].tolist()
                 name = self.tokenizer.decode(ids[ids.index(SKILL_CLOSE) + 1 : ids.index(ANSWER)]).strip()
                 boxes = tuple(tuple(scenes.box[row, e].tolist()) for e in range(E) if meant[row, e])
@@ -144,9 +159,11 @@ class Cases:
     def captions(self, count: int) -> Iterator[Case]:
         left = count
         for scenes, image in self.scenes():
-            for row in range(PER_CALL):
+            for row in range(self.per_call):
                 length = ("short", "normal", "long")[left % 3]
-                yield Case(kind=f"caption {length}", image=image(row), text=length, inventory=inventory(scenes, row))
+                yield Case(
+                    kind=f"caption {length}", image=image(row), text=length, inventory=inventory(scenes, row)
+                )
                 left -= 1
                 if not left:
                     return
@@ -180,7 +197,9 @@ def named(caption: str) -> Counter[str]:
     numbers = {word: max(1, i) for i, word in enumerate(p.COUNT_WORDS[:9])}
     plurals = {p.plural(k): k for k in p.KINDS}
     words = "|".join(numbers)
-    for count, color, noun in re.findall(rf"\b({words}) ({'|'.join(p.COLOR_NAMES)}) (\w+)", caption, re.IGNORECASE):
+    for count, color, noun in re.findall(
+        rf"\b({words}) ({'|'.join(p.COLOR_NAMES)}) (\w+)", caption, re.IGNORECASE
+    ):
         items[f"{color} {plurals.get(noun, noun)}"] += numbers[count.lower()]
     for noun, text in re.findall(r'\b(word|number) "(\w+)"', caption):
         items[f"{noun} {text}"] += 1
@@ -228,7 +247,11 @@ class Scores:
         elif case.kind == "detect":
             keys = ("x_min", "y_min", "x_max", "y_max")
             boxes = [[box[k] for k in keys] for box in model.detect(case.image, case.text)["objects"]]
-            self.add("detect F1", 2 * matched(case.boxes, boxes, lambda b, q: iou(b, q) >= 0.5), len(boxes) + len(case.boxes))
+            self.add(
+                "detect F1",
+                2 * matched(case.boxes, boxes, lambda b, q: iou(b, q) >= 0.5),
+                len(boxes) + len(case.boxes),
+            )
         elif case.kind.startswith("caption"):
             said = named(model.caption(case.image, case.text)["caption"])
             right = (said & case.inventory).total()

@@ -1,6 +1,6 @@
 """Writes the shipped files (config.json, model.safetensors) from a training folder, and reads them back.
 
-    python -m training.export --run training/runs/ck --dtype float16
+python -m training.export --run training/runs/ck --dtype float16
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ def config_json(c: NanoConfig, tokenizer: Tokenizer) -> dict[str, Any]:
         return [*skill("describe"), *tokenizer.encode(name, add_special_tokens=False).ids, pieces.ANSWER]
 
     sizes = c.to_dict()
-    templates: dict[str, Any] = {name: {"prefix": skill(name), "suffix": [pieces.ANSWER]} for name in ("query", "detect", "point")}
+    templates: dict[str, Any] = {
+        name: {"prefix": skill(name), "suffix": [pieces.ANSWER]} for name in ("query", "detect", "point")
+    }
     templates["caption"] = {name: length(name) for name in ("short", "normal", "long")}
     return {
         "model_type": "moondream1",
@@ -67,10 +69,16 @@ def write(weights: dict[str, Tensor], c: NanoConfig, folder: Path, dtype: torch.
 def read(folder: Path = NANO_DIR, dtype: torch.dtype = torch.float32) -> NanoModel:
     """The shipped model as a training module."""
     inner = json.loads((folder / "config.json").read_text())["config"]
-    sizes = {name: inner[part][name] for part, names in (("text", TEXT), ("vision", VISION), ("region", REGION)) for name in names}
+    sizes = {
+        name: inner[part][name]
+        for part, names in (("text", TEXT), ("vision", VISION), ("region", REGION))
+        for name in names
+    }
     model = NanoModel(NanoConfig(**sizes))
     tensors = load_file(folder / "model.safetensors")
-    model.load_state_dict({name.removeprefix("model."): tensor.float() for name, tensor in tensors.items()}, strict=True)
+    model.load_state_dict(
+        {name.removeprefix("model."): tensor.float() for name, tensor in tensors.items()}, strict=True
+    )
     return model.to(dtype).eval()
 
 

@@ -7,6 +7,7 @@ Letters come from Pillow's built-in font (Aileron, CC0); their distances are in 
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 import torch
 from PIL import Image, ImageDraw, ImageFont
@@ -58,13 +59,18 @@ def _polygon_sdf(points: Tensor, polygon: Tensor) -> Tensor:
     return torch.where(inside, -distance, distance)
 
 
+@lru_cache(maxsize=1)
 def shape_sprites() -> Tensor:
     """Signed distances [shapes, SPRITE, SPRITE]."""
     axis = ((torch.arange(SPRITE) + 0.5) / SPRITE * 2 - 1) * EXTENT
     points = torch.stack(torch.meshgrid(axis, axis, indexing="xy"), -1).reshape(-1, 2)
     sprites = []
     for kind in SHAPES:
-        sdf = (points.norm(dim=-1) - 0.78).abs() - 0.22 if kind == "ring" else _polygon_sdf(points, _outline(kind))
+        sdf = (
+            (points.norm(dim=-1) - 0.78).abs() - 0.22
+            if kind == "ring"
+            else _polygon_sdf(points, _outline(kind))
+        )
         sprites.append(sdf.reshape(SPRITE, SPRITE))
     return torch.stack(sprites)
 
@@ -97,11 +103,14 @@ def _letter(char: str, font: ImageFont.FreeTypeFont, bold: int) -> Tensor:
     return torch.where(inside, -distance, distance)
 
 
+@lru_cache(maxsize=1)
 def letter_sprites() -> Tensor:
     """Signed distances [2 weights, 1 + letters, CELL_H, CELL_W]; index 0 is blank, weight 1 is bold."""
     font = ImageFont.load_default(size=36 * FINE)
     if not isinstance(font, ImageFont.FreeTypeFont):
-        raise RuntimeError("Pillow was built without FreeType, so it has no scalable font; install a full Pillow.")
+        raise RuntimeError(
+            "Pillow was built without FreeType, so it has no scalable font; install a full Pillow."
+        )
     blank = torch.full((CELL_H, CELL_W), 20.0)
     faces = [torch.stack([blank, *(_letter(c, font, bold * FINE) for c in LETTERS)]) for bold in (0, 1)]
     return torch.stack(faces)

@@ -6,9 +6,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .batches import QUERIES, QUERY_LENGTH, SPATIAL_START, Tasks
+from .batches import QUERIES, SPATIAL_START, Tasks
 from .model import NanoModel, bin_size, coord_bin, size_bin
 from .pieces import COORD, SIZE
+from .tasks import QUERY_LENGTH
 
 SOFT_BINS = 1.0  # standard deviation of the target over neighbouring bins
 
@@ -34,7 +35,9 @@ def loss_terms(model: NanoModel, hidden: Tensor, tasks: Tasks) -> tuple[Tensor, 
     s = SPATIAL_START
     h, target, weight, goal = hidden[:, s:-1], target[:, s:], weight[:, s:], tasks.values[:, s + 1 :]
     c = model.config
-    coord = _soft(model.region.coord_decoder(h), goal[..., 0] * c.coord_out_dim, (target == COORD) & (weight > 0))
+    coord = _soft(
+        model.region.coord_decoder(h), goal[..., 0] * c.coord_out_dim, (target == COORD) & (weight > 0)
+    )
     size_logits = model.region.size_decoder(h).unflatten(-1, (2, -1))
     bins = size_bin(goal, c.size_out_dim // 2)
     size = _soft(size_logits, bins, ((target == SIZE) & (weight > 0))[..., None].expand_as(bins))

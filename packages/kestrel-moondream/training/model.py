@@ -108,7 +108,13 @@ class Vision(nn.Module):
     def encode(self, crops: Tensor) -> Tensor:
         """Features [N, grid², enc_dim] of crops [N, 3, side, side] in -1..1."""
         p = self.config.enc_patch_size
-        x = crops.unflatten(3, (-1, p)).unflatten(2, (-1, p)).permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
+        x = (
+            crops.unflatten(3, (-1, p))
+            .unflatten(2, (-1, p))
+            .permute(0, 2, 4, 1, 3, 5)
+            .flatten(3)
+            .flatten(1, 2)
+        )
         x = self.patch_emb(x) + self.pos_emb
         for block in self.blocks:
             x = block(x)

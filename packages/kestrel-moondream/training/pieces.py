@@ -15,7 +15,17 @@ from torch import Tensor
 
 from . import phrases as p
 
-EOS, SKILL_OPEN, SKILL_CLOSE, ANSWER, THINK, COORD, SIZE, GROUND_OPEN, GROUND_CLOSE = 0, 1, 2, 3, 4, 5, 6, 7, 9
+EOS, SKILL_OPEN, SKILL_CLOSE, ANSWER, THINK, COORD, SIZE, GROUND_OPEN, GROUND_CLOSE = (
+    0,
+    1,
+    2,
+    3,
+    4,
+    5,
+    6,
+    7,
+    9,
+)
 ARTICLES = ["", " a", " an", " the"]
 INDEFINITE, DEFINITE, NO_ARTICLE, BARE_COLOR = 1, 3, 0, -1
 NUM_NOUNS = len(p.KINDS) + len(p.GENERIC)
@@ -99,12 +109,16 @@ class Vocabulary:
         self.question_start = torch.tensor([s for s, _ in bounds], device=self.device)
         self.question_forms = torch.tensor([n for _, n in bounds], device=self.device)
 
-    def control(self, n: int, ids: Sequence[int], weight: float = 0.0, present: Tensor | None = None) -> Piece:
+    def control(
+        self, n: int, ids: Sequence[int], weight: float = 0.0, present: Tensor | None = None
+    ) -> Piece:
         tokens = torch.tensor(list(ids), device=self.device).expand(n, -1)
         length = torch.full((n,), len(ids), device=self.device)
         return Piece(tokens=tokens, length=length if present is None else length * present, weight=weight)
 
-    def noun_phrase(self, mode: Tensor, is_plural: Tensor, color: Tensor, noun: Tensor, grey: Tensor) -> list[Piece]:
+    def noun_phrase(
+        self, mode: Tensor, is_plural: Tensor, color: Tensor, noun: Tensor, grey: Tensor
+    ) -> list[Piece]:
         """Article, colour and noun; ``color`` 0 and ``noun`` 0 are absent, else index + 1."""
         starts_open = torch.where(color > 0, color == p.COLOR_NAMES.index("orange") + 1,
                                   noun == 1 + len(p.KINDS) + p.GENERIC.index("object"))  # fmt: skip
@@ -147,4 +161,6 @@ def join(pieces: Sequence[Piece], limit: int) -> Sequences:
             values.scatter_(1, target[..., None].expand(-1, -1, 2), piece.values)
         offset = offset + piece.length
     weight = weight * (offset <= limit)[:, None]
-    return Sequences(tokens=tokens[:, :limit], weight=weight[:, :limit], values=values[:, :limit], length=offset)
+    return Sequences(
+        tokens=tokens[:, :limit], weight=weight[:, :limit], values=values[:, :limit], length=offset
+    )

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from . import phrases as p
 from .glyphs import CELL_H, CELL_W, EXTENT, letter_sprites, shape_sprites
-from .scenes import LINE_CELLS, Sampler, S, Scenes
+from .scenes import LINE_CELLS, S, Sampler, Scenes
 
 LUMA_TABLE = [
     16, 11, 10, 16, 24, 40, 51, 61, 12, 12, 14, 19, 26, 58, 60, 55, 14, 13, 16, 24, 40, 57, 69, 56, 14, 17, 22, 29, 51,
@@ -37,7 +37,9 @@ class Renderer:
         self.sampler, device = sampler, sampler.device
         self.shapes, self.letters = shape_sprites().to(device), letter_sprites().to(device)
         k = torch.arange(8, dtype=torch.float32)
-        dct = (math.pi / 8 * (k[None] + 0.5) * k[:, None]).cos() * torch.where(k == 0, 0.125, 0.25).sqrt()[:, None]
+        dct = (math.pi / 8 * (k[None] + 0.5) * k[:, None]).cos() * torch.where(k == 0, 0.125, 0.25).sqrt()[
+            :, None
+        ]
         self.dct = torch.kron(dct, dct).to(device)
         self.table = torch.tensor(LUMA_TABLE, dtype=torch.float32, device=device)
 
@@ -58,8 +60,12 @@ class Renderer:
             kind = scenes.shape_kind[:, i].contiguous()
             sprite = self.shapes[kind.clamp(0, len(p.SHAPES) - 1)][:, None]
             look = torch.stack([s.between(-0.12, 0.12, b), (s.rand(b) < 0.25) * 0.45], 1)
-            place = torch.cat([scenes.shape_center[:, i] * size, scenes.shape_half[:, i], scenes.shape_angle[:, i, None]], 1)
-            image = self.paint_shape(image, sprite, kind, scenes.shape_rgb[:, i].contiguous(), place, look, x, y)
+            place = torch.cat(
+                [scenes.shape_center[:, i] * size, scenes.shape_half[:, i], scenes.shape_angle[:, i, None]], 1
+            )
+            image = self.paint_shape(
+                image, sprite, kind, scenes.shape_rgb[:, i].contiguous(), place, look, x, y
+            )
         on_axis = (x > width * 0.04) & (x < width * 0.96)
         for i in range(2):
             glyphs = self.letters[scenes.line_bold[:, i, None], scenes.line_letters[:, i]]
@@ -67,7 +73,9 @@ class Renderer:
             base = torch.where(scenes.is_chart & (i == 0), scenes.box[:, 0, 3] * height, -9.0)
             box = scenes.line_box[:, i] * size.repeat(2)
             share = scenes.line_cells[:, i] / LINE_CELLS
-            image = self.paint_line(image, strip, share, box, scenes.line_rgb[:, i].contiguous(), base, on_axis, x, y)
+            image = self.paint_line(
+                image, strip, share, box, scenes.line_rgb[:, i].contiguous(), base, on_axis, x, y
+            )
         return self._artefacts(image.unflatten(2, (height, width)))
 
     def _pixels(self, height: int, width: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -91,7 +99,9 @@ class Renderer:
             textures.append(F.interpolate(noise, (height, width), mode="bilinear").flatten(2).clone())
         angle = s.rand(b) * 2 * math.pi
         u, v = x / width - 0.5, y / height - 0.5
-        return self.paint_background(scenes.background.contiguous(), angle, u, v, textures[0], textures[1], textures[2])
+        return self.paint_background(
+            scenes.background.contiguous(), angle, u, v, textures[0], textures[1], textures[2]
+        )
 
     def _artefacts(self, image: Tensor) -> Tensor:
         """Sensor noise, then 8×8 DCT quantisation as JPEG does, each on a share of the pictures."""
@@ -105,14 +115,20 @@ class Renderer:
         grid = blocks.shape[2:4]
         blocks = blocks.reshape(b, 3, -1, 64)
         noise = torch.randn(blocks.shape, generator=s.rng, device=s.device)
-        planes = self.quantise(blocks, noise, sigma, factor, self.dct, self.table).unflatten(2, grid).unflatten(4, (8, 8))
+        planes = (
+            self.quantise(blocks, noise, sigma, factor, self.dct, self.table)
+            .unflatten(2, grid)
+            .unflatten(4, (8, 8))
+        )
         return planes.permute(0, 1, 2, 4, 3, 5).flatten(4, 5).flatten(2, 3)[..., :height, :width]
 
 
 # The painting functions work on pixels [B, 3, P] in one row, so that one compilation serves every picture size.
 
 
-def paint_background(ends: Tensor, angle: Tensor, u: Tensor, v: Tensor, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+def paint_background(
+    ends: Tensor, angle: Tensor, u: Tensor, v: Tensor, a: Tensor, b: Tensor, c: Tensor
+) -> Tensor:
     """A gradient between two colours [B, 2, 3] along ``angle`` plus three textures."""
     angle = angle[:, None, None]
     t = (0.5 + 0.7 * (u * angle.cos() + v * angle.sin())).clamp(0, 1)
@@ -121,7 +137,14 @@ def paint_background(ends: Tensor, angle: Tensor, u: Tensor, v: Tensor, a: Tenso
 
 
 def paint_shape(
-    image: Tensor, sprite: Tensor, kind: Tensor, rgb: Tensor, place: Tensor, look: Tensor, x: Tensor, y: Tensor
+    image: Tensor,
+    sprite: Tensor,
+    kind: Tensor,
+    rgb: Tensor,
+    place: Tensor,
+    look: Tensor,
+    x: Tensor,
+    y: Tensor,
 ) -> Tensor:
     """The picture with one shape or bar each: ``place`` [B, 5] is centre, half sizes (pixels) and angle.
 
@@ -157,7 +180,9 @@ def paint_line(
     return image + alpha * (rgb[..., None] - image)
 
 
-def quantise(blocks: Tensor, noise: Tensor, sigma: Tensor, factor: Tensor, dct: Tensor, table: Tensor) -> Tensor:
+def quantise(
+    blocks: Tensor, noise: Tensor, sigma: Tensor, factor: Tensor, dct: Tensor, table: Tensor
+) -> Tensor:
     """8×8 blocks [B, 3, N, 64] with noise of ``sigma`` [B], DCT coefficients rounded to ``factor`` [B] × ``table``."""
     ycc = _mix(YCC, blocks + sigma[:, None, None, None] * noise)
     step = factor[:, None, None, None] * table

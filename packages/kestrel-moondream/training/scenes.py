@@ -19,10 +19,10 @@ S = 6
 E = S + 2
 MAX_LETTERS = 5
 LINE_CELLS = 10
-# (height, width) of pictures with one tile, then of those with two (196-pixel crops, 28-pixel margins, at most 2).
-ONE_TILE = [(196, 196), (224, 224), (256, 256), (192, 256), (256, 192), (240, 320), (320, 240), (144, 288), (288, 144),
+# (height, width) of pictures; of the elongated ones, the last two fall into two tiles.
+COMPACT = [(196, 196), (224, 224), (256, 256), (192, 256), (256, 192), (240, 320), (320, 240), (144, 288), (288, 144),
             (168, 224), (320, 320), (160, 256)]  # fmt: skip
-TWO_TILES = [(224, 448), (448, 224), (208, 512), (480, 240)]
+ELONGATED = [(224, 448), (448, 224), (208, 512), (480, 240)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +102,11 @@ class Sampler:
         is_chart = self.rand(b) < 0.22
         background, contrast = self._backgrounds(b)
         lines, line_half, text = self._texts(sizes, is_chart)
-        shapes = _where(is_chart, self._bars(sizes, contrast), self._shapes(sizes, contrast, lines["cells"] > 0, line_half))
+        shapes = _where(
+            is_chart,
+            self._bars(sizes, contrast),
+            self._shapes(sizes, contrast, lines["cells"] > 0, line_half),
+        )
         labels = self._labels(shapes, sizes, is_chart)
         line_center = torch.where(is_chart[:, None, None], labels["center"], shapes["line_center"])
         line_half = torch.where(is_chart[:, None, None], labels["half"], line_half)
@@ -131,7 +135,9 @@ class Sampler:
         style = self.below(4, b)[:, None]
         light, dark, any_ = self.between(0.72, 1, b, 3), self.between(0, 0.28, b, 3), self.rand(b, 3)
         gray = self.rand(b, 1).expand(b, 3) * 0.9 + 0.05
-        start = torch.where(style == 0, light, torch.where(style == 1, dark, torch.where(style == 2, any_, gray)))
+        start = torch.where(
+            style == 0, light, torch.where(style == 1, dark, torch.where(style == 2, any_, gray))
+        )
         reach = self.rand(b, 1) * (self.rand(b, 1) < 0.6) * 0.3
         end = (start + reach * self.between(-1, 1, b, 3)).clamp(0, 1)
         ends = torch.stack([start, end], 1)
@@ -147,7 +153,9 @@ class Sampler:
         b = len(sizes)
         listed = self.tables.words[self.below(len(self.tables.words), b)]
         length = 2 + self.below(4, b, 1)
-        invented = torch.where(torch.arange(MAX_LETTERS, device=self.device) < length, self.below(26, b, MAX_LETTERS), -1)
+        invented = torch.where(
+            torch.arange(MAX_LETTERS, device=self.device) < length, self.below(26, b, MAX_LETTERS), -1
+        )
         word = torch.where(self.rand(b, 1) < 0.65, listed, invented)
         style = self.below(4, b, 1)  # two in four are capitals, one lower case, one capitalised
         first = torch.arange(MAX_LETTERS, device=self.device) == 0
@@ -158,8 +166,11 @@ class Sampler:
         places = torch.tensor([100, 10, 1], device=self.device)
         number = (value[:, None] // places) % 10
         count = (value[:, None] >= places).sum(1).clamp(min=1)
-        number = torch.where(torch.arange(3, device=self.device) < count[:, None],
-                             number.gather(1, (torch.arange(3, device=self.device) + 3 - count[:, None]).clamp(max=2)), -1)
+        number = torch.where(
+            torch.arange(3, device=self.device) < count[:, None],
+            number.gather(1, (torch.arange(3, device=self.device) + 3 - count[:, None]).clamp(max=2)),
+            -1,
+        )
         number = torch.nn.functional.pad(torch.where(number < 0, 0, 53 + number), (0, MAX_LETTERS - 3))  # fmt: skip
         text = torch.stack([word, number], 1)
         cells = (text > 0).sum(-1)
@@ -172,7 +183,9 @@ class Sampler:
         letters = torch.nn.functional.pad(text, (0, LINE_CELLS - MAX_LETTERS))
         return {"letters": letters, "cells": cells * present}, half, text * present[..., None]
 
-    def _shapes(self, sizes: Tensor, contrast: Tensor, has_line: Tensor, line_half: Tensor) -> dict[str, Tensor]:
+    def _shapes(
+        self, sizes: Tensor, contrast: Tensor, has_line: Tensor, line_half: Tensor
+    ) -> dict[str, Tensor]:
         """Free shapes, placed one after the other where they fit (texts first)."""
         b, scale = len(sizes), sizes.prod(1).sqrt()
         wanted = 1 + self.below(S, b)
@@ -192,7 +205,9 @@ class Sampler:
                 "angle": self.between(-0.26, 0.26, b, S) * (self.rand(b, 1) < 0.5), "height": zeros,
                 "letter": zeros.long(), "line_center": centers[:, :2], "line_fits": fits[:, :2]}  # fmt: skip
 
-    def _place(self, halves: Tensor, present: Tensor, slack: Tensor, tries: int = 20) -> tuple[Tensor, Tensor]:
+    def _place(
+        self, halves: Tensor, present: Tensor, slack: Tensor, tries: int = 20
+    ) -> tuple[Tensor, Tensor]:
         """Centres [B, E, 2] and who found a place [B, E]; boxes shrunk by ``slack`` do not overlap."""
         b, e = present.shape
         centers = torch.zeros(b, e, 2, device=self.device)
@@ -200,7 +215,9 @@ class Sampler:
         for i in range(e):
             room = (0.5 - halves[:, None, i] - 0.01).clamp(min=0)
             tried = 0.5 + (self.rand(b, tries, 2) * 2 - 1) * room
-            apart = (tried[:, :, None] - centers[:, None]).abs() > ((halves + halves[:, i : i + 1]) * slack[..., None])[:, None]
+            apart = (tried[:, :, None] - centers[:, None]).abs() > (
+                (halves + halves[:, i : i + 1]) * slack[..., None]
+            )[:, None]
             free = (apart.any(-1) | ~fits[:, None]).all(-1)
             best = free.float().argmax(1)
             centers[:, i] = tried[torch.arange(b, device=self.device), best]
@@ -237,7 +254,9 @@ class Sampler:
         pitch = bars["center"][:, 1, 0] - bars["center"][:, 0, 0]
         letters = torch.zeros(b, LINE_CELLS, dtype=torch.long, device=self.device)
         letters[:, ::2] = bars["letter"][:, : LINE_CELLS // 2]
-        height = torch.minimum(pitch / 2 * sizes[:, 1] * CELL_H / CELL_W / sizes[:, 0], torch.full_like(pitch, 0.13))
+        height = torch.minimum(
+            pitch / 2 * sizes[:, 1] * CELL_H / CELL_W / sizes[:, 0], torch.full_like(pitch, 0.13)
+        )
         base = bars["center"][:, 0, 1] + bars["height"][:, 0] / 2
         left = bars["center"][:, 0, 0] - pitch / 4
         width = number * pitch

@@ -48,19 +48,26 @@ class Questions:
         relation = [self._relation(axis, sign) for axis, sign in ((0, -1), (0, 1), (1, -1), (1, 1))]
         bars = self._bars()
         made = dict(zip(("left", "right", "above", "below"), relation, strict=True)) | bars | self._texts()
-        made |= {"count": self._count(), "color": self._color(), "shape": self._shape(), "exists": self._exists()}
+        made |= {
+            "count": self._count(),
+            "color": self._color(),
+            "shape": self._shape(),
+            "exists": self._exists(),
+        }
         made |= {"where": self._where()} | self._here()
         return [self._complete(made[name]) for name in p.QUESTION_NAMES]
 
     def _complete(self, fields: dict[str, Tensor]) -> dict[str, Tensor]:
         names = ("color1", "noun1", "color2", "noun2", "answer", "answer_noun", "ref")
-        empty = {name: self.zero for name in names} | {"letters": self.no_text}
+        empty = dict.fromkeys(names, self.zero) | {"letters": self.no_text}
         return empty | fields
 
     def matching(self, color: Tensor, noun: Tensor) -> Tensor:
         """Entities [N, E] that a phrase means; ``color`` and ``noun`` are 1-based, 0 = any; generic = any shape."""
         kind = self.scenes.kind
-        is_kind = torch.where(noun[:, None] >= GENERIC_NOUN, (kind >= 0) & (kind < NUM_SHAPES), kind == noun[:, None] - 1)
+        is_kind = torch.where(
+            noun[:, None] >= GENERIC_NOUN, (kind >= 0) & (kind < NUM_SHAPES), kind == noun[:, None] - 1
+        )
         return is_kind & ((color == 0)[:, None] | (self.scenes.color == color[:, None] - 1))
 
     def phrase(self, with_texts: bool, novelty: float) -> tuple[Tensor, Tensor]:
@@ -90,8 +97,13 @@ class Questions:
         miss_color, miss_noun = color, noun
         for _ in range(3):  # an absent phrase near the scene: its colours and kinds crossed, or anything
             e1, e2 = self.s.pick(self.is_solid), self.s.pick(self.is_solid)
-            kind = torch.where(self.coin(0.5), self.at(self.scenes.kind, e2), self.s.below(NUM_SHAPES, self.n))
-            hue = torch.where(self.coin(0.7), self.at(self.scenes.color, e1), self.s.below(NUM_COLORS, self.n)) + 1
+            kind = torch.where(
+                self.coin(0.5), self.at(self.scenes.kind, e2), self.s.below(NUM_SHAPES, self.n)
+            )
+            hue = (
+                torch.where(self.coin(0.7), self.at(self.scenes.color, e1), self.s.below(NUM_COLORS, self.n))
+                + 1
+            )
             hue = torch.where(self.coin(0.3), 0, hue)
             kind = torch.where(self.scenes.is_chart & self.coin(0.5), p.BAR, kind.clamp(min=0))
             miss_color = torch.where(missing, miss_color, hue)
@@ -119,7 +131,9 @@ class Questions:
     def _named(self, entity: Tensor) -> tuple[Tensor, Tensor]:
         """Colour and noun that mean one entity: the noun alone where it is the only one of its kind, half the time."""
         short = self.at(self.lone_kind, entity) & self.coin()
-        return torch.where(short, 0, self.at(self.scenes.color, entity) + 1), self.at(self.scenes.kind, entity) + 1
+        return torch.where(short, 0, self.at(self.scenes.color, entity) + 1), self.at(
+            self.scenes.kind, entity
+        ) + 1
 
     def _relation(self, axis: int, sign: int) -> dict[str, Tensor]:
         allowed = self.lone_both & (self.scenes.kind >= 0) & (self.scenes.kind < NUM_SHAPES)
@@ -209,12 +223,17 @@ def reference(scenes: Scenes, ref: Tensor, sampler: Sampler) -> Piece:
     return Piece(tokens=tokens, length=(2 + is_box.long()) * (ref > 0), values=values)
 
 
-def queries(scenes: Scenes, vocabulary: Vocabulary, sampler: Sampler, weights: Tensor) -> tuple[Sequences, Tensor]:
+def queries(
+    scenes: Scenes, vocabulary: Vocabulary, sampler: Sampler, weights: Tensor
+) -> tuple[Sequences, Tensor]:
     """One query per scene row (scenes may repeat) and its kind."""
     fields, kind = Questions(scenes, vocabulary, sampler).ask(weights)
     v, n = vocabulary, len(kind)
     ok = fields["valid"].float()
-    pieces = [v.control(n, [SKILL_OPEN, *v.skill["query"], SKILL_CLOSE]), reference(scenes, fields["ref"], sampler)]
+    pieces = [
+        v.control(n, [SKILL_OPEN, *v.skill["query"], SKILL_CLOSE]),
+        reference(scenes, fields["ref"], sampler),
+    ]
     pieces += question(fields, kind, v, sampler)
     pieces += [v.control(n, [ANSWER, ANSWER]), v.answers(fields["answer"], ok),
                v.nouns(fields["answer_noun"], ok)]  # fmt: skip
@@ -259,4 +278,9 @@ def located(box: Tensor, present: Tensor, *, with_size: bool, weight: float = 1.
     values = torch.stack([center[:, :1].expand(-1, 2), center[:, 1:].expand(-1, 2), extent], 1)[:, : len(ids)]
     tokens = torch.tensor(ids, device=box.device).expand(len(box), len(ids))
     shares = torch.tensor([weight, 0.1, 0.1][: len(ids)], device=box.device)
-    return Piece(tokens=tokens, length=len(ids) * present.long(), weight=shares[None].expand(len(box), -1), values=values)
+    return Piece(
+        tokens=tokens,
+        length=len(ids) * present.long(),
+        weight=shares[None].expand(len(box), -1),
+        values=values,
+    )

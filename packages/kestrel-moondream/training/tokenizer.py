@@ -28,9 +28,20 @@ def corpus(seed: int = 0, repeats: int = 12) -> list[str]:
             for form in p.surface_forms(template):
                 for _ in range(repeats):
                     lines.append(_fill(form, rng, nouns, colors))
-    for name in [*p.COUNT_WORDS, *p.POSITIONS, *nouns, *map(p.plural, nouns), *p.COLOR_NAMES, "yes", "no", *p.SKILLS]:
+    for name in [
+        *p.COUNT_WORDS,
+        *p.POSITIONS,
+        *nouns,
+        *map(p.plural, nouns),
+        *p.COLOR_NAMES,
+        "yes",
+        "no",
+        *p.SKILLS,
+    ]:
         lines += [name] * 60 + [f" {name}"] * 60 + [name.capitalize()] * 20
-    lines += [text for text in (*p.CAPTION_OPENINGS.values(), *p.REASONING.values()) for _ in range(60) if text]
+    lines += [
+        text for text in (*p.CAPTION_OPENINGS.values(), *p.REASONING.values()) for _ in range(60) if text
+    ]
     lines += [' and the word "', ' the number "', ", at top left", " at"] * 60
     return lines
 

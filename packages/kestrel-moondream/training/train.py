@@ -1,6 +1,6 @@
 """Trains the nano model; every picture and task is drawn on the device. Resumable: run the same command again.
 
-    python -m training.train --out runs/nano --steps 14000
+python -m training.train --out runs/nano --steps 14000
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from .losses import loss_terms, quantised, right_queries
 from .model import NanoConfig, NanoModel
 from .pieces import Vocabulary
 from .render import Renderer
-from .scenes import ONE_TILE, TWO_TILES, Sampler
+from .scenes import COMPACT, ELONGATED, Sampler
 
-TWO_TILE_SHARE = 0.15
+ELONGATED_SHARE = 0.15
 AHEAD = 32  # steps whose scenes and tasks are sampled together, so that small launches are shared
 WARMUP = 300
 REWARM = 100  # after a resume without moments
@@ -65,8 +65,10 @@ def parse() -> argparse.Namespace:
 class Source:
     """Endless batches: crops, tiling and tasks."""
 
-    def __init__(self, device: torch.device, seed: int, batch: int, config: NanoConfig, *, compiled: bool) -> None:
-        self.batch, self.config = batch, config
+    def __init__(
+        self, device: torch.device, seed: int, batch: int, config: NanoConfig, *, compiled: bool, ahead: int
+    ) -> None:
+        self.batch, self.config, self.ahead = batch, config, ahead
         self.sampler = Sampler(device, seed)
         self.renderer = Renderer(self.sampler, compiled=compiled)
         self.vocabulary = Vocabulary(nano_tokenizer.load(), device)
@@ -74,7 +76,10 @@ class Source:
 
     def __iter__(self) -> Iterator[tuple[Tensor, tuple[int, int], Tasks]]:
         while True:
-            sizes = [self.shapes.choice(TWO_TILES if self.shapes.random() < TWO_TILE_SHARE else ONE_TILE) for _ in range(AHEAD)]
+            sizes = [
+                self.shapes.choice(ELONGATED if self.shapes.random() < ELONGATED_SHARE else COMPACT)
+                for _ in range(self.ahead)
+            ]
             scenes = self.sampler.scenes(torch.tensor(sizes).repeat_interleave(self.batch, 0))
             tasks = pack(scenes, self.vocabulary, self.sampler)
             for i, (height, width) in enumerate(sizes):
@@ -84,11 +89,13 @@ class Source:
 
 
 class Trainer:
-    def __init__(self, args: argparse.Namespace) -> None:
+    def __init__(
+        self, args: argparse.Namespace, config: NanoConfig | None = None, ahead: int = AHEAD
+    ) -> None:
         self.args, self.device, self.progress = args, torch.device(args.device), Progress()
         torch.manual_seed(args.seed)
         torch.set_float32_matmul_precision("high")
-        self.model = NanoModel(NanoConfig()).to(self.device)
+        self.model = NanoModel(config or NanoConfig()).to(self.device)
         self.named = {n: q for n, q in self.model.named_parameters() if q.requires_grad}
         matrices = [q for n, q in self.named.items() if q.dim() == 2 and n != "text.wte"]
         others = [q for n, q in self.named.items() if q.dim() != 2 or n == "text.wte"]
@@ -100,7 +107,7 @@ class Trainer:
         self.warm_from = 0
         self.resume()
         self.source = Source(self.device, args.seed + 1000 * (1 + self.progress.step), args.batch, self.model.config,
-                             compiled=not args.no_compile)  # fmt: skip
+                             compiled=not args.no_compile, ahead=ahead)  # fmt: skip
         self.loss_terms = loss_terms
         if not args.no_compile:
             for block in (*self.model.vision.blocks, *self.model.text.blocks):
@@ -120,12 +127,16 @@ class Trainer:
         moments = load_shards(self.args.moments or self.args.out, "moments")
         restore_moments(self.optimizer, self.named, moments, self.progress.step)
         self.warm_from = 0 if moments else self.progress.step
-        print(f"resumed at step {self.progress.step}, moments {'restored' if moments else 'lost'}", flush=True)
+        print(
+            f"resumed at step {self.progress.step}, moments {'restored' if moments else 'lost'}", flush=True
+        )
 
     def save(self) -> None:
         save_shards(dict(self.model.state_dict()), self.args.out, "weights")
         save_shards({n: q.half() for n, q in self.average.items()}, self.args.out, "average")
-        save_shards(optimizer_tensors(self.optimizer, self.named), self.args.moments or self.args.out, "moments")
+        save_shards(
+            optimizer_tensors(self.optimizer, self.named), self.args.moments or self.args.out, "moments"
+        )
         (self.args.out / "progress.json").write_text(
             json.dumps({"step": self.progress.step, "seconds": round(self.progress.seconds, 1)})
         )
@@ -151,25 +162,37 @@ class Trainer:
         self.optimizer.zero_grad(set_to_none=True)
         decay = min(self.args.ema, (1 + self.progress.step) / (10 + self.progress.step))
         names = list(self.named)
-        torch._foreach_lerp_([self.average[n] for n in names], [self.named[n].detach() for n in names], 1 - decay)
+        torch._foreach_lerp_(
+            [self.average[n] for n in names], [self.named[n].detach() for n in names], 1 - decay
+        )
         self.progress.step += 1
         self._tally(torch.stack([token, coord, size]).detach(), right, tasks)
 
     def _tally(self, losses: Tensor, right: Tensor, tasks: Tasks) -> None:
         ok, asked = right_queries(right, tasks)
         kinds, pr = len(p.QUESTION_NAMES), self.progress
-        hits = torch.zeros(kinds, device=self.device).index_add_(0, tasks.kind.flatten(), (ok & asked).flatten().float())
-        seen = torch.zeros(kinds, device=self.device).index_add_(0, tasks.kind.flatten(), asked.flatten().float())
-        pr.right, pr.asked = hits + (0 if pr.right is None else pr.right), seen + (0 if pr.asked is None else pr.asked)
+        hits = torch.zeros(kinds, device=self.device).index_add_(
+            0, tasks.kind.flatten(), (ok & asked).flatten().float()
+        )
+        seen = torch.zeros(kinds, device=self.device).index_add_(
+            0, tasks.kind.flatten(), asked.flatten().float()
+        )
+        pr.right, pr.asked = (
+            hits + (0 if pr.right is None else pr.right),
+            seen + (0 if pr.asked is None else pr.asked),
+        )
         pr.losses.append(losses)
 
     def report(self) -> None:
         pr = self.progress
-        assert pr.right is not None and pr.asked is not None
+        assert pr.right is not None
+        assert pr.asked is not None
         share = (pr.right / pr.asked.clamp(min=1)).tolist()
         token, coord, size = torch.stack(pr.losses).mean(0).tolist()
         kinds = " ".join(f"{n}={100 * v:.0f}" for n, v in zip(p.QUESTION_NAMES, share, strict=True))
-        line = f"step {pr.step} {pr.seconds:.0f}s token {token:.4f} coord {coord:.3f} size {size:.3f} | {kinds}"
+        line = (
+            f"step {pr.step} {pr.seconds:.0f}s token {token:.4f} coord {coord:.3f} size {size:.3f} | {kinds}"
+        )
         print(line, flush=True)
         with (self.args.out / "log.txt").open("a") as log:
             log.write(line + "\n")
