@@ -5,9 +5,10 @@ import torch
 
 from kestrel.runner.extents import DecodeExtents
 from kestrel.spi.batch import RowExtent
+from kestrel.spi.decoding import Decoding
 from kestrel.testing.bench import Bench
 from kestrel.testing.capture import CaptureGuard
-from kestrel.testing.toys import FakeTokenDriver, ToyHybrid, toy_media
+from kestrel.testing.toys import COORD, FakeTokenDriver, ToyHybrid, toy_media
 from kestrel.types import Layout, Span
 
 
@@ -29,6 +30,8 @@ def spied(driver):
                 "ids": batch.ids_T.tolist(),
                 "positions": batch.positions_PT.tolist(),
                 "media": batch.media_rows_T.tolist(),
+                "has_aux": batch.has_aux,
+                "aux": batch.aux_TW.tolist(),
                 "extents": list(batch.extents),
                 "tokens": batch.limits.max_tokens,
                 **states,
@@ -136,3 +139,18 @@ def test_extents_follow_the_array_when_renewed():
     assert extents[0] == RowExtent(1, 1)
     assert len(extents) == 3
     assert list(extents[1:]) == [RowExtent(1, 2), RowExtent(1, 3)]
+
+
+def test_bins_reach_launches_of_rows_that_may_carry_them_and_no_sequence_after():
+    driver, seen = spied(ToyHybrid(7, aux=True, window=None))
+    bench = Bench(driver, max_rows=1, prefix_cache=False)
+    coords = {"logit_bias": {COORD: 100.0}}
+    bench.generate([4, 5, 6], decoding=Decoding(needs_aux=True), max_tokens=12, settings=coords)
+    with_bins = [launch for launch in seen if launch["decode"]]
+    assert all(launch["has_aux"] for launch in with_bins)
+    assert any(any(launch["aux"][0]) for launch in with_bins)
+    seen.clear()
+    bench.generate([4, 5, 6], max_tokens=12)
+    assert seen
+    assert not any(launch["has_aux"] for launch in seen)
+    assert not any(any(bins) for launch in seen for bins in launch["aux"])

@@ -104,7 +104,9 @@ class MoondreamDriver(TokenDriver):
     def embed(self, batch: Batch) -> torch.Tensor:
         ids, tokens = batch.ids_T, self.config.tokenizer
         x_TC = self.model.text.embed(ids)
-        x_TC = self.model.region.embed_bins(x_TC, ids == tokens.coord_id, ids == tokens.size_id, batch.aux_TW)
+        if batch.has_aux:
+            is_coord_T, is_size_T = ids == tokens.coord_id, ids == tokens.size_id
+            x_TC = self.model.region.embed_bins(x_TC, is_coord_T, is_size_T, batch.aux_TW)
         return merge_media(x_TC, batch)
 
     def forward(self, batch: Batch, x_TC: torch.Tensor) -> torch.Tensor:

@@ -56,7 +56,8 @@ class Cohort:
     def _entry(self, member: int) -> DecodeRow:
         seq = self.members[member]
         assert seq.prompt is not None
-        return DecodeRow(seq.row, self._computed[member], seq.prompt.offsets, seq.held_lease)
+        needs_aux = seq.work.params.needs_aux
+        return DecodeRow(seq.row, self._computed[member], seq.prompt.offsets, seq.held_lease, needs_aux)
 
     def launched(self) -> None:
         """The stage stands one position further; find out for whom that matters."""

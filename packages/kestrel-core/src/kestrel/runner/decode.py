@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -23,12 +23,14 @@ LEAST_CONTEXT = 128  # ceilings of a launch's context double from here, so that 
 
 @dataclass(slots=True)
 class DecodeRow:
-    """A sequence as it enters a decode stage: ``computed`` positions exist, ``offsets`` per position row."""
+    """A sequence as it enters a decode stage: ``computed`` positions exist, ``offsets`` per position row. ``has_aux``:
+    its tokens may carry bins."""
 
     row: int
     computed: int
     offsets: tuple[int, ...]
     lease: Lease
+    has_aux: bool = False
 
 
 class DecodeStage:
@@ -67,6 +69,7 @@ class DecodeStage:
         self._tables: list[torch.Tensor] = []
         self._tables_version = -1
         self._batch: Batch | None = None
+        self._has_aux = False
         self._ceiling = 0
         self._longest = 0
         self.rows_host: list[int] = []
@@ -101,8 +104,17 @@ class DecodeStage:
             self._small.host[1, :count] = [entry.lease.cross_len for entry in entries]
         self.rows_host = self._fixed.host[0].tolist()
         self._longest = int(self.computed.max()) + 1
+        self._set_aux(any(entry.has_aux for entry in entries))
         self._fixed.push()
         self._tables_version = -1
+
+    def _set_aux(self, has_aux: bool) -> None:
+        if has_aux == self._has_aux:
+            return
+        self._has_aux = has_aux
+        self._aux.zero_()
+        if self._batch is not None:
+            self._batch = replace(self._batch, has_aux=has_aux)
 
     def enter_pages(self, columns: Sequence[int]) -> None:
         """Point ``columns``, which stand at the first position of a page, at its first slot."""
@@ -131,7 +143,7 @@ class DecodeStage:
         if self._tables_version != rows.version:
             self._gather()
         torch.index_select(rows.last_ids, 0, self.rows, out=self._ids)
-        if self._aux.shape[1]:
+        if self._has_aux:
             torch.index_select(rows.last_aux, 0, self.rows, out=self._aux)
         if self._live is not None:
             torch.index_select(rows.live, 0, self.rows, out=self._live)
@@ -139,7 +151,7 @@ class DecodeStage:
         return self._batch
 
     def advance(self) -> None:
-        """The launch was made: every row stands one position further. Slots that leave their page need ``enter_pages``."""
+        """After a launch: every row stands one position further. Slots that leave their page need ``enter_pages``."""
         self._advancing += 1
         self.computed += 1
         self._longest += 1
@@ -188,4 +200,5 @@ class DecodeStage:
             adapter_slots_B=self._fixed.tensor[2],
             limits=limits,
             extents=self._extents,
+            has_aux=self._has_aux,
         )

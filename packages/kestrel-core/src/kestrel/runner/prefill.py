@@ -67,6 +67,7 @@ def prefill_batch(
         for position, slot in chunk.stores
     )
     row_ids = np.array([chunk.row for chunk in chunks], dtype=np.int64)
+    aux_TW = np.concatenate([chunk.aux for chunk in chunks])
     width = -(-longest // states.page_size)
     places = Places(
         computed_B=_dev(np.array([chunk.start for chunk in chunks], dtype=np.int32), device),
@@ -84,7 +85,7 @@ def prefill_batch(
     )
     return Batch(
         ids_T=_dev(np.concatenate([chunk.ids for chunk in chunks]), device),
-        aux_TW=_dev(np.concatenate([chunk.aux for chunk in chunks]), device),
+        aux_TW=_dev(aux_TW, device),
         media_rows_T=_dev(np.concatenate([_media_rows(chunk) for chunk in chunks]), device),
         positions_PT=_dev(np.concatenate([chunk.positions for chunk in chunks], axis=1), device),
         cu_seqlens=cu,
@@ -93,6 +94,7 @@ def prefill_batch(
         limits=limits,
         features_RC=features_RC if has_media else None,
         extents=extents,
+        has_aux=bool(aux_TW.any()),
     )
 
 

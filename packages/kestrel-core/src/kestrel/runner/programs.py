@@ -23,8 +23,7 @@ class Programs:
     def __init__(self, driver: TokenDriver, sampler: Sampler, rows: RowTables, *, tracks_life: bool) -> None:
         self._driver, self._sampler, self._rows = driver, sampler, rows
         self._tracks_life = tracks_life
-        self._has_aux = driver.spec.aux_width > 0
-        self._aux_fn = driver.aux_logits if self._has_aux else None
+        self._aux_fn = driver.aux_logits if driver.spec.aux_width else None
 
     def forward(self, batch: Batch) -> torch.Tensor:
         """F: hidden states [T, C] of a launch."""
@@ -36,7 +35,7 @@ class Programs:
         sampled = self._sampler.sample(self._driver.logits(h_NC), rows_host, rows_N, h_NC, self._aux_fn)
         tables = self._rows
         tables.last_ids.index_copy_(0, rows_N, sampled.ids)
-        if self._has_aux:
+        if sampled.has_aux:
             tables.last_aux.index_copy_(0, rows_N, sampled.aux)
         if self._tracks_life:
             alive_N = torch.add(sampled.status, sampled.stopped).eq_(0)

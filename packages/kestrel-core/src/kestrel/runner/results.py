@@ -14,7 +14,7 @@ __all__ = ["Pending", "Results", "on_host"]
 
 @dataclass(slots=True)
 class Results:
-    """Host values of the N rows of a launch, in its order. ``aux`` is None when the model has none."""
+    """Host values of the N rows of a launch, in its order. ``aux`` is None when no row asked for it."""
 
     ids: list[int]
     stopped: list[bool]
@@ -48,7 +48,7 @@ class Pending:
 
     def __init__(self, sampled: Sampled) -> None:
         self._sampled = sampled
-        self._width = sampled.aux.shape[1]
+        self._width = sampled.aux.shape[1] if sampled.has_aux else 0
         self._event: torch.cuda.Event | None = None
         self._packed: torch.Tensor | None = None
         self._host: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
@@ -57,7 +57,8 @@ class Pending:
 
     def _copy(self, sampled: Sampled) -> None:
         columns = [sampled.ids, sampled.stopped.to(torch.int64), sampled.status.to(torch.int64)]
-        self._packed = on_host(torch.stack([*columns, *sampled.aux.unbind(1)]))
+        aux = sampled.aux.unbind(1) if self._width else ()
+        self._packed = on_host(torch.stack([*columns, *aux]))
         if sampled.logprob is not None and sampled.top_ids is not None and sampled.top_logprobs is not None:
             self._host = (
                 on_host(sampled.logprob), on_host(sampled.top_ids), on_host(sampled.top_logprobs)

@@ -39,6 +39,8 @@ class RowTables:
     def bind(self, row: int, lease: Lease) -> None:
         """Give ``row`` to a new lease."""
         self._sent[row] = -1
+        if self.last_aux.shape[1]:
+            self.last_aux[row] = 0
         self.send(row, lease)
 
     def send(self, row: int, lease: Lease) -> None:

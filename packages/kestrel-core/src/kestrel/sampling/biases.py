@@ -29,8 +29,8 @@ class Biases:
 
     def apply(self, logits_NV: torch.Tensor, rows: torch.Tensor, index_N: torch.Tensor) -> torch.Tensor:
         """The logits with what is on at each row's output index added."""
-        ids_NK, first_NK, last_NK = self._where.values[rows].unbind(-1)
+        ids_NK, first_NK, last_NK = self._where.of(rows).unbind(-1)
         index_N1 = index_N[:, None]
         is_on_NK = (first_NK <= index_N1) & (index_N1 < last_NK)
-        added_NK = self._values.values[rows, :, 0].masked_fill(~is_on_NK, 0.0)
+        added_NK = self._values.of(rows)[..., 0].masked_fill(~is_on_NK, 0.0)
         return logits_NV.scatter_add(1, ids_NK, added_NK)

@@ -74,17 +74,17 @@ class Masks:
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor | None]]:
         """Bounds [N, K, 2] per kind of mask, and which of them are on (None: all)."""
         if needs & Needs.STATIC:
-            static_NK4 = self._static.values[rows]
+            static_NK4 = self._static.of(rows)
             index_N1 = index_N[:, None]
             yield static_NK4[..., :2], (static_NK4[..., 2] <= index_N1) & (index_N1 < static_NK4[..., 3])
         if needs & Needs.AUTOMATA:
-            yield self._bank.banned(*self._automata.values[rows].unbind(-1)), None
+            yield self._bank.banned(*self._automata.of(rows).unbind(-1)), None
         if needs & Needs.HOST:
-            yield self._host.values[rows], None
+            yield self._host.of(rows), None
 
     def advance(self, rows: torch.Tensor, ids_N: torch.Tensor) -> None:
         """Automata take one token per row."""
-        numbers_NA, states_NA = self._automata.values[rows].unbind(-1)
+        numbers_NA, states_NA = self._automata.of(rows).unbind(-1)
         self._automata.values[rows, :, 1] = self._bank.advance(numbers_NA, states_NA, ids_N)
 
     def _number(self, automaton: Automaton) -> int:
@@ -127,4 +127,4 @@ class LogitRules:
         return logits_NV
 
     def _member(self, ranges: RowLists, rows: torch.Tensor) -> torch.Tensor:
-        return covered_by(ranges.values[rows], None, self._vocab_size)
+        return covered_by(ranges.of(rows), None, self._vocab_size)

@@ -38,8 +38,9 @@ _PROBLEMS = {
 class Sampled:
     """Device tensors of N rows. What failed rows hold (``status`` not OK) is meaningless but in range.
 
-    ``ids`` int64 [N]; ``aux`` int64 [N, W], 0 in columns that the id does not name; ``stopped`` bool [N]: a stop id;
-    ``status`` uint8 [N] of RowStatus. ``logprob`` float32 [N] and the most likely ``top_ids`` and ``top_logprobs``
+    ``ids`` int64 [N]; ``aux`` int64 [N, W], 0 in columns that the id does not name, and everywhere unless ``has_aux``
+    (a row asked for bins); ``stopped`` bool [N]: a stop id; ``status`` uint8 [N] of RowStatus. Read them only: what
+    no row needed is shared between steps. ``logprob`` float32 [N] and the most likely ``top_ids`` and ``top_logprobs``
     [N, up to 20] are None when no row asked; cut them to each row's own ``top_logprobs``.
     """
 
@@ -47,6 +48,7 @@ class Sampled:
     aux: torch.Tensor
     stopped: torch.Tensor
     status: torch.Tensor
+    has_aux: bool = False
     logprob: torch.Tensor | None = None
     top_ids: torch.Tensor | None = None
     top_logprobs: torch.Tensor | None = None

@@ -32,6 +32,7 @@ AuxFn = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 _MASKED = Needs.STATIC | Needs.AUTOMATA | Needs.HOST
 _CAN_EMPTY = _MASKED | Needs.BIAS | Needs.LOGIT_RULES
+_CHANGED = _CAN_EMPTY | Needs.PENALTIES  # the logits are not the model's
 _PLAIN = Needs.STOP | Needs.AUX  # a row that needs no more is an argmax
 
 
@@ -41,7 +42,9 @@ class Sampler:
     def __init__(self, spec: TokenSpec, max_rows: int, device: torch.device) -> None:
         rows = max_rows + 1
         self._spec, self._device = spec, device
-        self._needs = [Needs.NONE] * rows
+        self._needs = [
+            0
+        ] * rows  # bits of Needs: plain numbers are joined over the rows in a tenth of the time
         self._in_use: set[int] = set()
         self._with_hosts: set[int] = set()
         self._floats = torch.zeros(rows, 3, device=device)  # temperature, top_p, min_p
@@ -50,6 +53,9 @@ class Sampler:
         self._counters = torch.zeros(rows, 3, dtype=torch.int64, device=device)  # seed, output index, choice
         self._noise = Gumbel(spec.vocab_size, device)
         self._stops = RowLists(rows, (-1,), device=device)
+        self._no_aux = torch.zeros(rows, spec.aux_width, dtype=torch.int64, device=device)
+        self._no_stop = torch.zeros(rows, dtype=torch.bool, device=device)
+        self._ones = torch.ones(rows, dtype=torch.int64, device=device)
         self._biases = Biases(rows, device)
         self._penalties = Penalties(spec.vocab_size, rows, device)
         self._masks = Masks(spec.vocab_size, rows, device)
@@ -73,7 +79,7 @@ class Sampler:
             self.clear_row(row)
         self._in_use.add(row)
         written = [token.id for token in history]
-        self._needs[row] = params.needs
+        self._needs[row] = int(params.needs)
         self._floats[row] = self._tensor((params.temperature, params.top_p, params.min_p), torch.float32)
         self._top_k[row] = params.top_k
         self._needs_aux[row] = params.needs_aux
@@ -91,7 +97,7 @@ class Sampler:
         """Take ``row`` back. Steps in flight that name it sample garbage that nobody reads."""
         if self._needs[row] & Needs.PENALTIES:
             self._penalties.clear(row)
-        self._needs[row] = Needs.NONE
+        self._needs[row] = 0
         self._floats[row] = 0.0
         self._needs_aux[row] = False
         self._stops.set(row, ())
@@ -113,7 +119,7 @@ class Sampler:
         """Advance ``row`` by forced tokens, as if they had been sampled."""
         rows = torch.tensor([row], device=self._device)
         for token_id in ids:
-            self._advance(rows, torch.tensor([token_id], device=self._device), self._needs[row])
+            self._advance(rows, torch.tensor([token_id], device=self._device), Needs(self._needs[row]))
 
     def sample(
         self,
@@ -123,20 +129,24 @@ class Sampler:
         h_NC: torch.Tensor | None = None,
         aux_fn: AuxFn | None = None,
     ) -> Sampled:
-        """One token per row. ``rows`` are ``rows_host`` on the device, distinct but for the scratch row.
+        """One token per row. ``rows`` are ``rows_host`` on the device, distinct but for the scratch row; at most as
+        many as there are rows.
 
         ``aux_fn(h_NC, ids_N)`` gives bin logits [N, W, cardinality]; it runs when a row needs aux outputs. The
         logits are not changed.
         """
-        needs = Needs.NONE
+        bits = 0
         for row in rows_host:
-            needs |= self._needs[row]
+            bits |= self._needs[row]
+        needs = Needs(bits)
         best_N, ids_N = logits_NV.max(dim=1)  # the first of equals wins; a NaN anywhere is the best
-        status_N = (~best_N.isfinite()).to(torch.uint8)
+        status_N = (best_N - best_N).ne(0).view(torch.uint8)  # of all numbers, only finite ones are 0 here
         logprob_NV: torch.Tensor | None = None
         if needs & ~_PLAIN:
-            processed_NV = self._processed(logits_NV, rows, needs)
-            best_N, ids_N = processed_NV.max(dim=1)
+            processed_NV = logits_NV.float()
+            if needs & _CHANGED:
+                processed_NV = self._processed(processed_NV, rows, needs)
+                best_N, ids_N = processed_NV.max(dim=1)
             if needs & _CAN_EMPTY:
                 is_empty_N = best_N.isneginf() & (status_N == RowStatus.OK)
                 status_N = status_N.masked_fill(is_empty_N, RowStatus.EMPTY_MASK)
@@ -147,13 +157,16 @@ class Sampler:
             self._advance(rows, ids_N, needs)
         top_k = min(MAX_TOP_LOGPROBS, logits_NV.shape[1])
         top = None if logprob_NV is None else logprob_NV.topk(top_k, dim=1)
-        aux_NW, is_fault_N = self._aux(ids_N, rows, needs, h_NC, aux_fn)
-        status_N = status_N.masked_fill(is_fault_N & (status_N == RowStatus.OK), RowStatus.NON_FINITE)
+        has_aux = bool(self._spec.aux_width and needs & Needs.AUX)
+        if has_aux:
+            aux_NW, is_fault_N = self._aux(ids_N, rows, h_NC, aux_fn)
+            status_N = status_N.masked_fill(is_fault_N & (status_N == RowStatus.OK), RowStatus.NON_FINITE)
         return Sampled(
             ids=ids_N,
-            aux=aux_NW,
-            stopped=self._stopped(ids_N, rows, needs),
+            aux=aux_NW if has_aux else self._no_aux[: len(rows_host)],
+            stopped=self._stopped(ids_N, rows) if needs & Needs.STOP else self._no_stop[: len(rows_host)],
             status=status_N,
+            has_aux=has_aux,
             logprob=None if logprob_NV is None else logprob_NV.gather(1, ids_N[:, None]).squeeze(1),
             top_ids=None if top is None else top.indices,
             top_logprobs=None if top is None else top.values,
@@ -161,7 +174,6 @@ class Sampler:
 
     def _processed(self, logits_NV: torch.Tensor, rows: torch.Tensor, needs: Needs) -> torch.Tensor:
         """float32 logits after penalties, bias, masks and logit rules."""
-        logits_NV = logits_NV.float()
         if needs & Needs.PENALTIES:
             logits_NV = self._penalties.apply(logits_NV, rows)
         if needs & Needs.BIAS:
@@ -190,30 +202,24 @@ class Sampler:
         return torch.where(temperature_N == 0, greedy_N, drawn_N)
 
     def _advance(self, rows: torch.Tensor, ids_N: torch.Tensor, needs: Needs) -> None:
-        self._counters[rows, 1] += 1
+        self._counters[:, 1].index_add_(0, rows, self._ones[: len(rows)])
         if needs & Needs.PENALTIES:
             self._penalties.advance(rows, ids_N)
         if needs & Needs.AUTOMATA:
             self._masks.advance(rows, ids_N)
 
-    def _stopped(self, ids_N: torch.Tensor, rows: torch.Tensor, needs: Needs) -> torch.Tensor:
-        if not needs & Needs.STOP:
-            return torch.zeros_like(ids_N, dtype=torch.bool)
-        return (self._stops.column(rows, 0) == ids_N[:, None]).any(dim=1)
+    def _stopped(self, ids_N: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        return (self._stops.of(rows)[..., 0] == ids_N[:, None]).any(dim=1)
 
     def _aux(
         self,
         ids_N: torch.Tensor,
         rows: torch.Tensor,
-        needs: Needs,
         h_NC: torch.Tensor | None,
         aux_fn: AuxFn | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Bins [N, W], the largest of each column that the id names, 0 elsewhere; rows [N] where one is not finite."""
-        width = self._spec.aux_width
         is_fault_N = torch.zeros_like(ids_N, dtype=torch.bool)
-        if not width or not needs & Needs.AUX:
-            return torch.zeros(ids_N.shape[0], width, dtype=torch.int64, device=ids_N.device), is_fault_N
         assert h_NC is not None, "a row needs aux outputs and the step brought no hidden states"
         assert aux_fn is not None, "a row needs aux outputs and the step brought no way to compute them"
         bins_NWK = aux_fn(h_NC, ids_N)

@@ -34,9 +34,9 @@ class RowLists:
         self.values[row, :width] = padded
         self._filled[row] = len(items)
 
-    def column(self, rows: torch.Tensor, column: int) -> torch.Tensor:
-        """One member of every tuple of ``rows``: [N, K]."""
-        return self.values[rows, :, column]
+    def of(self, rows: torch.Tensor) -> torch.Tensor:
+        """The lists of ``rows``: [N, K, D], a copy."""
+        return self.values.index_select(0, rows)
 
     def _grow(self, length: int) -> None:
         rows, have, _ = self.values.shape

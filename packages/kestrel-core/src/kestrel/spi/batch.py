@@ -122,7 +122,8 @@ class Batch:
 
     ``ids_T`` int64 [T]; ``aux_TW`` int64 [T, W]; ``media_rows_T`` int64 [T], a row of ``features_RC`` or −1 for
     text; ``positions_PT`` int64 [P, T]; ``cu_seqlens`` int32 [B + 1]; ``states``: a view per declared state;
-    ``adapter_slots_B`` int64 [B], 0 = none. ``has_media`` is fixed per program (decode never has media).
+    ``adapter_slots_B`` int64 [B], 0 = none. ``has_media`` is fixed per program (decode never has media), and so is
+    ``has_aux``: False when the host knows that ``aux_TW`` is all zeros.
     """
 
     ids_T: torch.Tensor
@@ -135,6 +136,7 @@ class Batch:
     limits: Limits
     features_RC: torch.Tensor | None = None
     extents: Sequence[RowExtent] | None = None
+    has_aux: bool = True
 
     @property
     def has_media(self) -> bool:

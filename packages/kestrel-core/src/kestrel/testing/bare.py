@@ -163,6 +163,7 @@ class BareLoop:
             limits=limits,
             features_RC=torch.cat(features) if features else None,
             extents=None if self.captured else extents,
+            has_aux=self.captured or any(any(bins) for bins in aux),
         )
 
     def prefill(self, sequences: Sequence[BareSequence], chunk: int | None = None) -> torch.Tensor:
