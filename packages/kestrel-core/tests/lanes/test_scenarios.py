@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kestrel.errors import CapacityError
 from kestrel.testing.bench import Bench
-from kestrel.testing.toy_expected import Expected
+from kestrel.testing.toy_expected import Expected, TooCloseError
 from kestrel.testing.toys import EOS, ToyHybrid, toy_media
 from kestrel.types import Layout, Span
 
@@ -89,7 +89,7 @@ def asks(draw, kind):
 def scenarios(draw):
     kind = draw(st.sampled_from(["hybrid", "paged", "window", "cross"]))
     sizes = {
-        "pages": draw(st.sampled_from([12, 16, 40])),
+        "pages": draw(st.sampled_from([8, 12, 16, 40])),
         "page_size": draw(st.sampled_from([2, 4])),
         "max_rows": draw(st.integers(1, 4)),
         "budget": draw(st.sampled_from([6, 9, 32])),
@@ -98,7 +98,7 @@ def scenarios(draw):
         "feature_rows": draw(st.sampled_from([6, 14])),
         "entries": draw(st.integers(1, 3)),
         "head_start": draw(st.sampled_from([1, 4])),
-        "window_pages": 40,
+        "window_pages": draw(st.sampled_from([16, 40])),
     }
     return kind, sizes, draw(st.lists(asks(kind), min_size=1, max_size=6))
 
@@ -134,7 +134,10 @@ def test_every_work_gets_what_it_would_get_alone(scenario):
         outcome = bench.outcomes[work_id]
         assert outcome.error is None
         stop = (EOS, 13, 14) if ask.stops else ()
-        wanted = expected.ids(ask.layout, ask.max_tokens, stop)
+        try:
+            wanted = expected.ids(ask.layout, ask.max_tokens, stop)
+        except TooCloseError:
+            continue
         assert outcome.finished is not None
         if outcome.finished.finish_reason == "cancelled":
             assert ask.aborted is not None
