@@ -1,0 +1,23 @@
+"""What callers give as audio, opened as a ``Source``."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterable
+from typing import Any
+
+from kestrel.media import MediaLimits
+from kestrel.media.audio import AudioStream, open_audio
+from kestrel.media.live import LiveAudio
+from kestrel.spi import Infer
+from kestrel_speech.recording import FileBlocks, LiveBlocks, Source
+
+__all__ = ["open_source"]
+
+
+async def open_source(audio: Any, sample_rate: int | None, limits: MediaLimits, infer: Infer) -> Source:
+    """``audio`` ready to be read. Raises InvalidMediaError and InvalidRequestError as ``kestrel.media`` does."""
+    if isinstance(audio, AsyncIterable):
+        live = LiveAudio(audio, sample_rate=sample_rate)
+        return Source(LiveBlocks(live.blocks(), live.aclose))
+    stream: AudioStream = await infer.cpu(lambda: open_audio(audio, sample_rate=sample_rate, limits=limits))
+    return Source(FileBlocks(stream, infer))

@@ -1,0 +1,1 @@
+"""Whisper: an encoder–decoder that transcribes and translates windows of 30 seconds."""

@@ -1,0 +1,96 @@
+"""Whisper as the token lane runs it: what it declares, how windows become tensors, the forward pass.
+
+Letters: T tokens, N rows, S encoder positions of a window, C width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from kestrel.errors import InvalidRequestError
+from kestrel.spi import (
+    AudioItem,
+    Batch,
+    CrossKV,
+    CrossView,
+    MediaItem,
+    MediaSpec,
+    PagedKV,
+    TextTokenizer,
+    TokenDriver,
+    TokenSpec,
+)
+from kestrel.types import Prepared
+from kestrel_speech.whisper.config import WhisperConfig
+from kestrel_speech.whisper.decoder import AUDIO_STATE, TEXT_STATE
+from kestrel_speech.whisper.features import AUDIO, prepare_audio
+from kestrel_speech.whisper.model import WhisperModel
+
+__all__ = ["WhisperDriver", "spec_of"]
+
+MAX_WINDOWS = 8  # of one encoder launch: 0.5 GiB of activations in large models at float32
+
+
+def spec_of(config: WhisperConfig, eot: int) -> TokenSpec:
+    """What a checkpoint of ``config`` needs and makes; ``eot`` ends a text."""
+    shape = {
+        "layers": config.decoder_layers,
+        "kv_heads": config.decoder_heads,
+        "head_dim": config.dim // config.decoder_heads,
+    }
+    return TokenSpec(
+        vocab_size=config.vocab_size,
+        hidden_size=config.dim,
+        max_positions=config.text_context,
+        eos_ids=frozenset({eot}),
+        states=(PagedKV(name=TEXT_STATE, **shape), CrossKV(name=AUDIO_STATE, max_len=config.audio_context, **shape)),
+        media=(MediaSpec(kind=AUDIO, into="cross", max_items=1, max_cost=MAX_WINDOWS),),
+    )
+
+
+class WhisperDriver(TokenDriver):
+    """A loaded Whisper."""
+
+    def __init__(
+        self,
+        config: WhisperConfig,
+        model: WhisperModel,
+        tokenizer: TextTokenizer,
+        device: torch.device,
+        eot: int,
+    ) -> None:
+        self.spec = spec_of(config, eot)
+        self.tokenizer = tokenizer
+        self.config = config
+        self.model = model
+        self.device = device
+
+    def prepare(self, item: MediaItem, settings: Mapping[str, Any]) -> Prepared:
+        if isinstance(item, AudioItem):
+            return prepare_audio(item, self.config)
+        raise InvalidRequestError(f"Whisper takes audio; it was given {item.kind!r}")
+
+    def encode(self, kind: str, packed: Sequence[Prepared]) -> torch.Tensor:
+        features = torch.stack([item.tensors["features"] for item in packed]).to(self.device)
+        if self.device.type == "cpu":  # one window fills a CPU; its activations stay in the caches
+            return torch.cat([self.model.encoder(window[None])[0] for window in features])
+        encoded: torch.Tensor = self.model.encoder(features).flatten(0, 1)
+        return encoded
+
+    def write_cross(
+        self, encoded: torch.Tensor, packed: Sequence[Prepared], views: Mapping[str, CrossView]
+    ) -> None:
+        self.model.decoder.write_cross(encoded, [self.config.audio_context] * len(packed), views)
+
+    def embed(self, batch: Batch) -> torch.Tensor:
+        return self.model.decoder.embed(batch.ids_T, batch.positions_PT[0])
+
+    def forward(self, batch: Batch, x_TC: torch.Tensor) -> torch.Tensor:
+        x_TC, _ = self.model.decoder(x_TC, batch)
+        return x_TC
+
+    def logits(self, h_NC: torch.Tensor) -> torch.Tensor:
+        return self.model.logits(h_NC)

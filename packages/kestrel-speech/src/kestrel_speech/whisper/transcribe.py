@@ -1,0 +1,67 @@
+"""The composition of ``transcribe``: open the recording, choose a way through it, and say what was found."""
+
+from __future__ import annotations
+
+from kestrel.errors import InvalidRequestError, RequestCancelledError
+from kestrel.spi import Call, Completion, Infer
+from kestrel.types import ChunkKind, FinishReason, StreamChunk
+from kestrel_speech.opening import open_source
+from kestrel_speech.recording import SAMPLE_RATE, Clip, Recording, Source
+from kestrel_speech.whisper.features import HOP
+from kestrel_speech.whisper.sequential import Sequential
+from kestrel_speech.whisper.session import Model, Session
+
+__all__ = ["transcribe"]
+
+
+async def transcribe(call: Call, infer: Infer, model: Model) -> Completion:
+    """What was said in ``call``'s recording. A cancelled call gives what was found until then."""
+    session = Session(call, infer, model)
+    source = await open_source(call.values["audio"], call.values["sample_rate"], model.limits, infer)
+    reason: FinishReason = "stop"
+    try:
+        await _run(session, source)
+    except RequestCancelledError:
+        reason = "cancelled"
+    finally:
+        await source.close()
+    _note_length(session, source)
+    output = session.transcript().as_output()
+    infer.emit(StreamChunk(ChunkKind.SNAPSHOT, value={**output, "provisional": False}))
+    seed = call.settings.seed or 0
+    return Completion(output=output, finish_reason=reason, seed=seed)
+
+
+async def _run(session: Session, source: Source) -> None:
+    options = session.options
+    window = session.model.config.num_frames * HOP
+    clips = options.clips or ((0.0, None),)
+    way = Sequential(session, with_times=await _needs_times(session, source, window))
+    for start, end in clips:
+        source.forget(round(start * SAMPLE_RATE))
+        clip = Clip(source, round(start * SAMPLE_RATE), None if end is None else round(end * SAMPLE_RATE))
+        if not await clip.length_up_to(1):
+            length = (await source.length_up_to(round(start * SAMPLE_RATE))) / SAMPLE_RATE
+            raise InvalidRequestError(
+                f"the clip starts at {start:g} s but the recording ends at {length:g} s. Give a clip inside it"
+            )
+        _note_length(session, source)
+        session.progress.is_long = session.progress.is_long or await clip.length_up_to(window + 1) > window
+        await way.run(clip)
+
+
+async def _needs_times(session: Session, source: Source, window: int) -> bool:
+    """Whether windows are decoded with times: unless nobody wants them and all fits one window, where none is needed
+    to find the next."""
+    options = session.options
+    if options.without_timestamps is not None:
+        return not options.without_timestamps
+    if options.timestamps != "none" or options.clips:
+        return True
+    return await source.length_up_to(window + 1) > window
+
+
+def _note_length(session: Session, source: Recording) -> None:
+    length = source.known_length
+    if length is not None:
+        session.source_duration = session.progress.total = length / SAMPLE_RATE

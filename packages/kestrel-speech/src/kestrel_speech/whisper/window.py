@@ -1,0 +1,189 @@
+"""One window: its prompt, its attempts down the ladder of temperatures, and what is thought of the result."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from kestrel.config import Settings
+from kestrel.errors import RequestCancelledError
+from kestrel.skills import Ladder
+from kestrel.spi import Completion, Decoding, Infer, Reader, Request, TextTokenizer
+from kestrel.types import FinishReason, Media, Prepared, StreamChunk, Token, Tokens
+from kestrel_speech.whisper.tokens import SpecialIds
+
+__all__ = ["Attempt", "WindowDecoder", "WindowPrompt", "compression_ratio"]
+
+Partial = Callable[[Sequence[int], int], list[StreamChunk]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowPrompt:
+    """What stands before a window's text. ``history``: ids of what was said before; ``prefix``: of how it begins."""
+
+    task: str = "transcribe"
+    language: str | None = None
+    history: tuple[int, ...] = ()
+    prefix: tuple[int, ...] = ()
+    with_times: bool = True
+
+    def ids(self, special: SpecialIds) -> tuple[int, ...]:
+        """The prompt's ids."""
+        opening = (*((special.start_of_previous, *self.history) if self.history else ()), *self.opening(special))
+        if not self.with_times:
+            opening += (special.no_timestamps,)
+        elif self.prefix:
+            opening += (special.time_begin,)
+        return opening + self.prefix
+
+    def opening(self, special: SpecialIds) -> tuple[int, ...]:
+        """The start of the transcript, its language and its task; English-only models have the first alone."""
+        if not special.is_multilingual or self.language is None:
+            return (special.sot,)
+        task = special.translate if self.task == "translate" else special.transcribe
+        return special.sot, special.languages[self.language], task
+
+    def sot_at(self) -> int:
+        """The position of the start of the transcript."""
+        return 1 + len(self.history) if self.history else 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """A decoded window. ``ids`` without the end; ``avg_logprob`` counts it."""
+
+    ids: tuple[int, ...]
+    text: str
+    temperature: float
+    avg_logprob: float
+    compression_ratio: float
+    no_speech_prob: float
+
+    @property
+    def scores(self) -> dict[str, float]:
+        """As results show them."""
+        return {
+            "temperature": self.temperature,
+            "avg_logprob": round(self.avg_logprob, 4),
+            "compression_ratio": round(self.compression_ratio, 4),
+            "no_speech_prob": round(self.no_speech_prob, 6),
+        }
+
+    def fails(self, ladder: Ladder) -> bool:
+        """Another temperature is worth a try: the text repeats itself or is improbable, and this is no silence."""
+        repeats = _exceeds(self.compression_ratio, ladder.compression_ratio_threshold)
+        if self._is_improbable(ladder) and _exceeds(self.no_speech_prob, ladder.no_speech_threshold):
+            return False
+        return repeats or self._is_improbable(ladder)
+
+    def is_silence(self, ladder: Ladder) -> bool:
+        """Nothing was said: no speech is likely, and the text is not likely."""
+        if not _exceeds(self.no_speech_prob, ladder.no_speech_threshold):
+            return False
+        return ladder.logprob_threshold is None or not self.avg_logprob > ladder.logprob_threshold
+
+    def _is_improbable(self, ladder: Ladder) -> bool:
+        return ladder.logprob_threshold is not None and self.avg_logprob < ladder.logprob_threshold
+
+
+def _exceeds(value: float, threshold: float | None) -> bool:
+    return threshold is not None and value > threshold
+
+
+def compression_ratio(text: str) -> float:
+    """Bytes of ``text`` per byte of it compressed; repetition makes it large."""
+    raw = text.encode()
+    return len(raw) / len(zlib.compress(raw))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowDecoder:
+    """Decodes windows of one call. ``settings``: the call's."""
+
+    infer: Infer
+    special: SpecialIds
+    tokenizer: TextTokenizer
+    ladder: Ladder
+    settings: Settings
+
+    async def decode(
+        self, window: Prepared, prompt: WindowPrompt, decoding: Decoding, partial: Partial | None = None
+    ) -> Attempt:
+        """The first attempt that does not fail, else the last. ``partial`` makes chunks of ids so far (and the number
+        of the attempt). Raises RequestCancelledError when the caller gives up."""
+        made: Attempt | None = None
+        no_speech = 0.0
+        for number, temperature in enumerate(self.ladder.temperatures):
+            request = self._request(window, prompt, decoding, temperature, is_first=made is None)
+            if partial is not None and request.settings.n == 1:
+                request = replace(request, reader=_reader(partial, number))
+            outputs = await self.infer(request)
+            if any(output.finish_reason == "cancelled" for output in outputs):
+                raise RequestCancelledError("the transcription was cancelled")
+            if made is None:
+                no_speech = _probability(outputs[0])
+            attempts = [self._attempt(output, temperature, no_speech) for output in outputs]
+            made = max(attempts, key=lambda attempt: attempt.avg_logprob)
+            if not made.fails(self.ladder):
+                break
+        assert made is not None, "a ladder has at least one temperature"
+        return made
+
+    def _request(
+        self, window: Prepared, prompt: WindowPrompt, decoding: Decoding, temperature: float, *, is_first: bool
+    ) -> Request:
+        settings = self.settings.with_(
+            temperature=temperature,
+            n=self.ladder.best_of if temperature > 0 else 1,
+            logprobs=True,
+            extra={},
+        )
+        probe = (prompt.sot_at(), (self.special.no_speech,))
+        return Request(
+            segments=(Media(window), Tokens(prompt.ids(self.special))),
+            decoding=decoding,
+            settings=settings,
+            probes=(probe,) if is_first else (),
+        )
+
+    def _attempt(self, output: Completion, temperature: float, no_speech_prob: float) -> Attempt:
+        ids = tuple(token.id for token in output.tokens)
+        if ids and ids[-1] == self.special.eot:
+            ids = ids[:-1]
+        text = self.tokenizer.decode(self.special.text_of(ids)).strip()
+        total = sum(token.logprobs.logprob for token in output.tokens if token.logprobs is not None)
+        return Attempt(
+            ids=ids,
+            text=text,
+            temperature=temperature,
+            avg_logprob=total / (len(ids) + 1),
+            compression_ratio=compression_ratio(text),
+            no_speech_prob=no_speech_prob,
+        )
+
+
+def _probability(output: Completion) -> float:
+    """What the probe said, as a probability."""
+    return math.exp(output.probes[0][0]) if output.probes else 0.0
+
+
+@dataclass(slots=True)
+class _PartialReader(Reader):
+    """Shows a window's ids as they come."""
+
+    partial: Partial
+    number: int
+    ids: list[int] = field(default_factory=list)
+
+    def feed(self, token: Token) -> list[StreamChunk]:
+        self.ids.append(token.id)
+        return self.partial(self.ids, self.number)
+
+    def finish(self, finish_reason: FinishReason) -> tuple[list[StreamChunk], dict[str, object]]:
+        return [], {}
+
+
+def _reader(partial: Partial, number: int) -> Callable[[], Reader]:
+    return lambda: _PartialReader(partial, number)
