@@ -229,13 +229,13 @@ def _calls(
     promised = tiny.skills if tiny is not None and tiny.skills else tuple(sorted(prompt.skills))
     unknown = set(promised) - prompt.skills
     assert not unknown, f"tiny() promises {sorted(unknown)}, which its prompts do not have"
-    images = list(items.get("image", ()))
     calls = []
     for skill in promised:
         reasons = (False, True) if prompt.defaults(skill).get("reasoning") is not None else (False,)
-        for text, media in (("What is here", images[:1]), ("another", images[1:])):
+        media = list(items.get("audio" if skill == "transcribe" else "image", ()))
+        for text, shown in (("What is here", media[:1]), ("another", media[1:])):
             for reasoning in reasons:
-                call = sample_call(skill, text, media, driver.spec.media, reasoning=reasoning)
+                call = sample_call(skill, text, shown, driver.spec.media, reasoning=reasoning)
                 calls += [] if call is None else [call]
     assert calls or not promised, (
         f"none of the skills {promised} can be tried; tell kestrel.testing.samples of them"

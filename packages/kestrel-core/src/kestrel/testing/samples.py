@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from kestrel.config import Settings
+from kestrel.skills import TranscribeOptions
 from kestrel.spi import (
     AudioItem,
     Call,
@@ -58,19 +59,21 @@ def sample_call(
     *,
     reasoning: bool = False,
 ) -> Call | None:
-    """A call of ``skill`` about ``text`` and the images of ``prepared``; None for a skill that core cannot spell."""
-    images = [item for item in prepared if item.kind == "image"]
+    """A call of ``skill`` about ``text`` and what is in ``prepared`` (images, or audio to transcribe); None for a
+    skill that core cannot spell."""
+    kind = "audio" if skill == "transcribe" else "image"
+    items = [item for item in prepared if item.kind == kind]
     takes_images = any(spec.kind == "image" for spec in specs)
     if skill in ("caption", "point", "detect", "segment") and not takes_images:
         return None
-    values = _values(skill, text, images)
+    values = _values(skill, text, items)
     if values is None:
         return None
     return Call(
         skill=skill,
         values=values,
-        media=tuple(("image", None) for _ in images),
-        prepared=tuple(images),
+        media=tuple((kind, None) for _ in items),
+        prepared=tuple(items),
         settings=Settings(max_objects=MAX_OBJECTS if skill in ("point", "detect", "segment") else None),
         reasoning=reasoning,
     )
@@ -89,6 +92,8 @@ def _values(skill: str, text: str, images: Sequence[Prepared]) -> Mapping[str, A
             return {"messages": (Message(role="user", parts=parts),), "tools": ()}
         case "generate":
             return {"parts": (TokensPart((1, 2)), *parts)}
+        case "transcribe":
+            return {"audio": None, "sample_rate": None, "options": TranscribeOptions(initial_prompt=text)}
     return None
 
 
