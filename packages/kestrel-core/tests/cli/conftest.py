@@ -34,6 +34,11 @@ OUTPUTS: Mapping[str, Mapping[str, Any]] = {
     "caption": {"caption": "A red circle on grey."},
     "point": {"points": [{"x": 0.25, "y": 0.5}, {"x": 0.75, "y": 0.125}]},
     "detect": {"objects": [{"x_min": 0.25, "y_min": 0.25, "x_max": 0.5, "y_max": 0.75}]},
+    "transcribe": {
+        "text": "Words.",
+        "duration_seconds": 1.0,
+        "segments": [{"text": "Words.", "start": 0, "end": 1}],
+    },
     "segment": {"segments": [{"svg_path": "M 0 0 L 1 1 Z", "bbox": BOX}]},
 }
 

@@ -1,4 +1,4 @@
-"""Asks one thing about many pictures at once and shows the answers in the order of the pictures."""
+"""Asks one thing about many files at once and shows the answers in the order of the files."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ import asyncio
 import contextlib
 import logging
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import typer
 
 from kestrel.cli import output, session
-from kestrel.cli.drawing import Drawing
 from kestrel.cli.failures import FAILED, complain, exit_code
 from kestrel.cli.inputs import Picture
 from kestrel.cli.options import ModelOptions, OutputOptions
@@ -27,17 +26,35 @@ __all__ = ["Ask", "answer", "show_stream"]
 log = logging.getLogger(__name__)
 
 
+class Written(Protocol):
+    """Something that is written about a picture and its answer."""
+
+    @property
+    def verb(self) -> str:
+        """What notes say before the path: "drawn in"."""
+
+    def write(self, picture: Picture, output: Mapping[str, Any], /) -> str:
+        """Write it; the path."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
-    """One skill with its inputs and settings. Each picture becomes the input ``image``; without pictures it is asked
-    once. ``streams``: the answer is text that may be shown as it comes."""
+    """One skill with its inputs and settings. Each picture becomes the input ``role``; without pictures it is asked
+    once. ``streams``: the answer is text that may be shown as it comes. ``reports``: its snapshots tell how far it got.
+    ``lines``: the output as it is printed. ``file``: what is written about each picture, instead of printing it when
+    ``prints`` is false.
+    """
 
     skill: str
     inputs: Mapping[str, Any]
     settings: Mapping[str, Any]
     pictures: Sequence[Picture] = ()
-    drawing: Drawing | None = None
+    role: str = "image"
+    file: Written | None = None
     streams: bool = False
+    reports: bool = False
+    prints: bool = True
+    lines: Callable[[Mapping[str, Any]], list[str]] = output.answer_lines
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +62,7 @@ class _Answer:
     picture: Picture | None
     result: EngineResult | None = None
     error: Exception | None = None
-    drawn: str | None = None
+    written: str | None = None
     was_streamed: bool = False
 
     @property
@@ -71,39 +88,47 @@ async def answer(ask: Ask, model: ModelOptions, shown: OutputOptions) -> None:
 async def _answer_all(engine: InferenceEngine, ask: Ask, show: _Show, concurrency: int) -> None:
     gate = asyncio.Semaphore(concurrency)
 
-    async def one(picture: Picture | None) -> _Answer:
-        async with gate:
-            return await _answer_one(engine, ask, picture, show.is_live)
-
-    tasks = [asyncio.ensure_future(one(picture)) for picture in ask.pictures or (None,)]
     with show.bars() as report:
+
+        async def one(picture: Picture | None) -> _Answer:
+            async with gate:
+                return await _answer_one(engine, ask, picture, show.is_live, report)
+
+        tasks = [asyncio.ensure_future(one(picture)) for picture in ask.pictures or (None,)]
         try:
             for number, task in enumerate(tasks, start=1):
                 show(await task)
-                report("files", number, len(tasks))
+                if not ask.reports:
+                    report("files", number, len(tasks))
         finally:
             for task in tasks:
                 task.cancel()
 
 
-async def _answer_one(engine: InferenceEngine, ask: Ask, picture: Picture | None, live: bool) -> _Answer:
-    result = drawn = None
+async def _answer_one(
+    engine: InferenceEngine, ask: Ask, picture: Picture | None, live: bool, report: session.Report
+) -> _Answer:
+    result = written = None
     try:
         inputs = dict(ask.inputs)
         if picture is not None:
             if picture.error:
                 raise picture.error
-            inputs["image"] = picture.source
+            inputs[ask.role] = picture.source
         if live:
             result = await show_stream(await engine.start_stream(ask.skill, inputs, ask.settings))
+        elif ask.reports and picture is not None and report is not session.no_report:
+            result = await _followed(
+                await engine.start_stream(ask.skill, inputs, ask.settings), picture.name, report
+            )
         else:
             result = await engine.run(ask.skill, inputs, ask.settings)
-        if ask.drawing is not None and picture is not None:
-            drawn = await asyncio.to_thread(ask.drawing.write, picture, result.output)
+        if ask.file is not None and picture is not None:
+            written = await asyncio.to_thread(ask.file.write, picture, result.output)
     except Exception as error:  # a picture fails alone
         log.debug("%s failed", ask.skill, exc_info=error)
         return _Answer(picture=picture, result=result, error=error, was_streamed=live)
-    return _Answer(picture=picture, result=result, drawn=drawn, was_streamed=live)
+    return _Answer(picture=picture, result=result, written=written, was_streamed=live)
 
 
 async def show_stream(stream: EngineStream) -> EngineResult:
@@ -123,6 +148,14 @@ async def show_stream(stream: EngineStream) -> EngineResult:
     return await stream.result()
 
 
+async def _followed(stream: EngineStream, name: str, report: session.Report) -> EngineResult:
+    """The result of a stream of snapshots, which say how many seconds of how many are done."""
+    async for chunk in stream:
+        if chunk.kind is ChunkKind.SNAPSHOT and "completed_seconds" in chunk.value:
+            report(name, round(chunk.value["completed_seconds"]), round(chunk.value["total_seconds"] or 0))
+    return await stream.result()
+
+
 @dataclass(slots=True)
 class _Show:
     """Shows answers as the user asked, and keeps count for the exit code."""
@@ -139,8 +172,11 @@ class _Show:
         return self.ask.streams and is_single and not self.shown.json and output.is_terminal(sys.stdout)
 
     def bars(self) -> contextlib.AbstractContextManager[session.Report]:
-        """A progress bar over the files, unless the answers themselves appear on the terminal."""
-        if len(self.ask.pictures) > 1 and not output.is_terminal(sys.stdout):
+        """Progress bars, unless the answers themselves appear on the terminal meanwhile."""
+        is_quiet = not (self.ask.prints and output.is_terminal(sys.stdout))
+        if self.ask.reports and (is_quiet or len(self.ask.pictures) == 1):
+            return session.progress_bars(session.clock)
+        if len(self.ask.pictures) > 1 and is_quiet:
             return session.progress_bars()
         return contextlib.nullcontext(session.no_report)
 
@@ -159,7 +195,7 @@ class _Show:
     def _result(self, answer: _Answer, result: EngineResult) -> None:
         if self.shown.json:
             output.print_json(output.result_json(answer.name, result))
-        elif not answer.was_streamed:
+        elif not answer.was_streamed and self.ask.prints:
             self._text(answer, result)
         about = f"{answer.name}: " if answer.name else ""
         for warning in result.warnings:
@@ -168,13 +204,13 @@ class _Show:
             output.note(f"{about}stopped at the length limit; raise --max-tokens or --max-objects for more")
         if self.shown.stats:
             output.note(about + output.stats_line(result.metrics))
-        if answer.drawn:
-            output.note(f"{about}drawn in {answer.drawn}")
+        if answer.written and self.ask.file is not None:
+            output.note(f"{about}{self.ask.file.verb} {answer.written}")
 
     def _text(self, answer: _Answer, result: EngineResult) -> None:
         prefix = f"{answer.name}: " if len(self.ask.pictures) > 1 else ""
         for single in result.outputs or (result.output,):
-            lines = output.answer_lines(single)
+            lines = self.ask.lines(single)
             for line in lines:
                 output.print_text(prefix + line)
             if not lines:

@@ -24,6 +24,7 @@ COMMANDS = {
     "point": ("media_commands", "point", "Point at an object in each picture."),
     "detect": ("media_commands", "detect", "Find the boxes around an object in each picture."),
     "segment": ("media_commands", "segment", "Outline an object in each picture."),
+    "transcribe": ("speech_command", "transcribe", "Write down what is said in each recording."),
     "chat": ("chat_command", "chat", "Talk with a model, about pictures or anything else."),
     "list": (
         "model_commands",

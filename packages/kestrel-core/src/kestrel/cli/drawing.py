@@ -1,14 +1,14 @@
-"""``--output``: where annotated pictures go, and drawing what was found into them."""
+"""Drawing what was found into copies of the pictures."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from kestrel.cli.inputs import Picture
+from kestrel.cli.targets import plan_paths
 from kestrel.config import RuntimeConfig
 from kestrel.errors import InvalidRequestError
 
@@ -21,6 +21,7 @@ class Drawing:
 
     paths: Mapping[str, Path]
     config: RuntimeConfig
+    verb: str = "drawn in"
 
     @classmethod
     def plan(cls, target: str | None, pictures: Sequence[Picture], config: RuntimeConfig) -> Drawing | None:
@@ -31,19 +32,7 @@ class Drawing:
         """
         if target is None:
             return None
-        paths: dict[str, Path] = {}
-        for index, picture in enumerate(pictures, start=1):
-            path = _place(target, picture, index)
-            if path in paths.values():
-                raise InvalidRequestError(
-                    f"--output {target!r} names {str(path)!r} for more than one picture. "
-                    "Give a directory, or a pattern with {stem} or {index}"
-                )
-            if any(picture.source == path for picture in pictures):
-                raise InvalidRequestError(
-                    f"--output would overwrite the input {str(path)!r}; choose another name"
-                )
-            paths[picture.name] = path
+        paths = plan_paths(target, pictures, ".annotated.png")
         return cls(paths=paths, config=config)
 
     def write(self, picture: Picture, output: Mapping[str, Any]) -> str:
@@ -65,11 +54,3 @@ class Drawing:
                 f"cannot draw into {str(path)!r}: {error}. Choose another --output, ending in .png or .jpg"
             ) from error
         return str(path)
-
-
-def _place(target: str, picture: Picture, index: int) -> Path:
-    if "{stem}" in target or "{index}" in target:
-        return Path(target.replace("{stem}", picture.stem).replace("{index}", str(index)))
-    if target.endswith(("/", os.sep)) or Path(target).is_dir():
-        return Path(target) / f"{picture.stem}.annotated.png"
-    return Path(target)

@@ -28,7 +28,7 @@ _REMOTE = ("data:", "http://", "https://")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Picture:
-    """One picture to ask about, under the name that the user gave; or why it cannot be read."""
+    """One picture or recording to ask about, under the name that the user gave; or why it cannot be read."""
 
     name: str
     source: Path | str | bytes | None = None
@@ -46,18 +46,18 @@ class Picture:
         )
 
 
-def pictures(names: Sequence[str]) -> list[Picture]:
-    """The named pictures, in order; what is missing carries its error. ``-`` is read from stdin, once."""
+def pictures(names: Sequence[str], what: str = "picture") -> list[Picture]:
+    """The named files, in order; what is missing carries its error. ``-`` is read from stdin, once."""
     if names.count("-") > 1:
         raise InvalidRequestError("'-' (stdin) is named twice; it can be read once")
-    return [_picture(name) for name in names]
+    return [_picture(name, what) for name in names]
 
 
-def _picture(name: str) -> Picture:
+def _picture(name: str, what: str) -> Picture:
     if name == "-":
         if sys.stdin.isatty():
             raise InvalidRequestError(
-                "'-' reads a picture from stdin, which is the terminal; pipe a file into it"
+                f"'-' reads a {what} from stdin, which is the terminal; pipe a file into it"
             )
         return Picture(name=name, source=sys.stdin.buffer.read())
     if name.startswith(_REMOTE):

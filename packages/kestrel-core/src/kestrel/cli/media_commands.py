@@ -171,7 +171,7 @@ def _find(
     pictures = _pictures(files, objects[0])
     drawing = Drawing.plan(target, pictures, runtime_config(model))
     return answer(
-        Ask(skill=skill, inputs=inputs, settings=given, pictures=pictures, drawing=drawing), model, shown
+        Ask(skill=skill, inputs=inputs, settings=given, pictures=pictures, file=drawing), model, shown
     )
 
 

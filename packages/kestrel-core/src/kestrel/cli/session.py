@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Report",
+    "clock",
     "create_engine",
     "load_plugins",
     "locate_model",
@@ -99,8 +100,10 @@ def no_report(what: str, done: int, total: int) -> None:
 
 
 @contextlib.contextmanager
-def progress_bars() -> Iterator[Report]:
-    """``report(what, done, total)`` for long work: bars on stderr, gone at the end; nothing unless a terminal."""
+def progress_bars(amount: Callable[[int, int], str] | None = None) -> Iterator[Report]:
+    """``report(what, done, total)`` for long work: bars on stderr, gone at the end; nothing unless a terminal.
+
+    ``amount(done, total)``: the figure beside a bar; by default a count, or megabytes."""
     if not output.is_terminal(sys.stderr):
         yield no_report
         return
@@ -111,6 +114,7 @@ def progress_bars() -> Iterator[Report]:
         TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[amount]}"), TimeRemainingColumn(),
     )  # fmt: skip
     tasks: dict[str, TaskID] = {}
+    shown = amount or _amount
     bars = Progress(
         *columns, console=Console(stderr=True), transient=True, redirect_stdout=False, redirect_stderr=False
     )
@@ -118,10 +122,19 @@ def progress_bars() -> Iterator[Report]:
     def report(what: str, done: int, total: int) -> None:
         if what not in tasks:
             tasks[what] = bars.add_task(what, total=None, amount="")
-        bars.update(tasks[what], completed=done, total=total or None, amount=_amount(done, total))
+        bars.update(tasks[what], completed=done, total=total or None, amount=shown(done, total))
 
     with bars:
         yield report
+
+
+def clock(done: int, total: int) -> str:
+    """Seconds as minutes: "1:05/12:40"."""
+    return f"{_minutes(done)}/{_minutes(total)}" if total else _minutes(done)
+
+
+def _minutes(seconds: int) -> str:
+    return f"{seconds // 60}:{seconds % 60:02d}"
 
 
 def _amount(done: int, total: int) -> str:
