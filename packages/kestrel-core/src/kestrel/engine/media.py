@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kestrel.config import Settings
 from kestrel.engine.pool import CpuPool
 from kestrel.errors import InvalidRequestError
-from kestrel.media import MediaBudget, MediaHold, MediaLimits, normalise_image
+from kestrel.media import MediaBudget, MediaHold, MediaLimits, load_video, normalise_image
 from kestrel.spi import (
     AudioItem,
     FloatsItem,
+    FrameSampling,
     ImageItem,
     MediaItem,
     MediaSpec,
@@ -112,8 +113,10 @@ class MediaIntake:
         if role == "spatial":
             item = FloatsItem(values=tuple(raw), kind=_kind(role, raw))
             return PreparedMedia(self._model_id, self._driver.prepare(item, settings))
+        if role == "video":
+            return self._prepare_video(raw, settings)
         if role != "image":
-            raise InvalidRequestError(f"media of kind {role!r} cannot be decoded yet; images can")
+            raise InvalidRequestError(f"media of kind {role!r} cannot be decoded yet; images and videos can")
         with (
             self.budget.hold() as hold
         ):  # of the decoded picture; its prepared form is smaller and kept longer
@@ -121,6 +124,14 @@ class MediaIntake:
             item_meta = {"width": image.pixels.shape[1], "height": image.pixels.shape[0]}
             prepared = self._driver.prepare(ImageItem(pixels=image.pixels, meta=item_meta), settings)
         return PreparedMedia(self._model_id, prepared, image.warnings)
+
+    def _prepare_video(self, raw: Any, settings: Mapping[str, Any]) -> PreparedMedia:
+        sampling = self._spec("video").sampling or FrameSampling()
+        asked = {name: settings[name] for name in ("fps", "max_frames") if name in settings}
+        with self.budget.hold() as hold:  # of the decoded frames
+            video = load_video(raw, self._limits, replace(sampling, **asked), reserve=hold.grow)
+            prepared = self._driver.prepare(video.item, settings)
+        return PreparedMedia(self._model_id, prepared, video.warnings)
 
 
 def _kind(role: str, raw: Any) -> str:

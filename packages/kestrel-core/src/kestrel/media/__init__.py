@@ -6,6 +6,7 @@ from kestrel.media.image import FORMATS, ImageSource, NormalisedImage, normalise
 from kestrel.media.limits import MediaBudget, MediaHold, MediaLimits
 from kestrel.media.live import LiveAudio, LiveSource
 from kestrel.media.remote import Fetcher
+from kestrel.media.video import NormalisedVideo, VideoSource, load_video
 
 __all__ = [
     "FORMATS",
@@ -21,7 +22,10 @@ __all__ = [
     "MediaHold",
     "MediaLimits",
     "NormalisedImage",
+    "NormalisedVideo",
+    "VideoSource",
     "annotate",
+    "load_video",
     "normalise_image",
     "open_audio",
 ]

@@ -34,28 +34,30 @@ class BinaryFile(Protocol):
 Encoded = str | os.PathLike[str] | bytes | bytearray | memoryview | BinaryFile
 
 
-def read_encoded(source: Encoded, limits: MediaLimits, fetcher: Fetcher) -> tuple[bytes, str]:
-    """The bytes of ``source``, and how messages name it.
+def read_encoded(
+    source: Encoded, limits: MediaLimits, fetcher: Fetcher, *, what: str = "picture"
+) -> tuple[bytes, str]:
+    """The bytes of ``source``, which should be a ``what``, and how messages name it.
 
     A string is a data URI, a URL or a path. Raises InvalidMediaError for what is absent, empty or too large.
     """
     if isinstance(source, str) and source[:5].lower() == "data:":
         raw, label = _from_data_uri(source, limits), "the data URI"
     elif isinstance(source, str) and source.lower().startswith(("http://", "https://")):
-        raw, label = fetcher.fetch(source, limits), f"the picture at {source}"
+        raw, label = fetcher.fetch(source, limits), f"the {what} at {source}"
     elif isinstance(source, str) and (scheme := _SCHEME.match(source)) and "://" in source:
         raise InvalidMediaError(
             f"{scheme[1]}: addresses are not supported. Give a path, a data URI or an http(s) URL"
         )
     elif isinstance(source, str | os.PathLike):
         path = _path(source)
-        raw, label = _from_path(path, limits), _short(path)
+        raw, label = _from_path(path, limits, what), _short(path)
     elif isinstance(source, bytes | bytearray | memoryview):
         raw, label = _bounded(bytes(source), limits, "the given bytes"), "the given bytes"
     else:
         raw, label = _from_file(source, limits), "the given file object"
     if not raw:
-        raise InvalidMediaError(f"{label} is empty (0 bytes). Give a complete picture")
+        raise InvalidMediaError(f"{label} is empty (0 bytes). Give a complete {what}")
     return raw, label
 
 
@@ -108,11 +110,11 @@ def _path(source: str | os.PathLike[str]) -> Path:
     return Path(source)
 
 
-def _from_path(path: Path, limits: MediaLimits) -> bytes:
+def _from_path(path: Path, limits: MediaLimits, what: str) -> bytes:
     label = _short(path)
     try:
         if not stat.S_ISREG(path.stat().st_mode):
-            raise InvalidMediaError(f"{label} is not a file. Give the path of a picture")
+            raise InvalidMediaError(f"{label} is not a file. Give the path of a {what}")
         with path.open("rb") as file:
             return _bounded(file.read(limits.max_media_bytes + 1), limits, label)
     except FileNotFoundError as error:

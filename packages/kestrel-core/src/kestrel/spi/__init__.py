@@ -44,7 +44,15 @@ from kestrel.spi.family import (
     WeightReader,
 )
 from kestrel.spi.hooks import PROJECT, hookimpl, hookspec
-from kestrel.spi.media import AudioItem, FloatsItem, ImageItem, MediaItem, MediaSpec, VideoItem
+from kestrel.spi.media import (
+    AudioItem,
+    FloatsItem,
+    FrameSampling,
+    ImageItem,
+    MediaItem,
+    MediaSpec,
+    VideoItem,
+)
 from kestrel.spi.prompt import (
     Composition,
     Found,
@@ -86,6 +94,7 @@ __all__ = [
     "FloatsItem",
     "Force",
     "Found",
+    "FrameSampling",
     "GroundClose",
     "GroundOpen",
     "GroundPoint",

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["AudioItem", "FloatsItem", "ImageItem", "MediaItem", "MediaSpec", "VideoItem"]
+__all__ = ["AudioItem", "FloatsItem", "FrameSampling", "ImageItem", "MediaItem", "MediaSpec", "VideoItem"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,12 +55,31 @@ MediaItem = ImageItem | VideoItem | AudioItem | FloatsItem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FrameSampling:
+    """Which frames of a clip a driver wants: ``fps`` per second, at least ``min_frames`` (as far as the clip has
+    them) and at most ``max_frames``, evenly spread from the first to the last."""
+
+    fps: float = 2.0
+    min_frames: int = 4
+    max_frames: int = 768
+
+    def indices(self, total: int, rate: float) -> tuple[int, ...]:
+        """Places of the wanted frames among ``total`` frames of ``rate`` per second; halves round to even."""
+        wanted = min(max(int(total / rate * self.fps), self.min_frames), self.max_frames, total)
+        if wanted < 2:
+            return (0,) if wanted else ()
+        step = (total - 1) / (wanted - 1)
+        return (*(round(i * step) for i in range(wanted - 1)), total - 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MediaSpec:
     """A kind of media that a driver takes: ``into`` sequence positions or cross-attention states; at most
     ``max_items`` per prompt (None: no limit of its own). ``max_cost`` bounds one encoder launch, in units of
-    ``Prepared.cost``."""
+    ``Prepared.cost``. ``sampling``: of a "video" kind, None for ``FrameSampling``'s own numbers."""
 
     kind: str
     into: Literal["positions", "cross"] = "positions"
     max_items: int | None = None
     max_cost: int = 16
+    sampling: FrameSampling | None = None
