@@ -24,6 +24,7 @@ from kestrel_qwen.config import QwenConfig
 from kestrel_qwen.images import prepare_image
 from kestrel_qwen.layout import build_layout
 from kestrel_qwen.model import QwenModel
+from kestrel_qwen.processor import VideoConfig
 from kestrel_qwen.slices import IMAGE, VIDEO
 from kestrel_qwen.text import states_of
 from kestrel_qwen.video import prepare_video
@@ -36,7 +37,6 @@ MAX_COST = 64  # units of 1024 patches in one encoder launch; a larger picture h
 def spec_of(config: QwenConfig, tokenizer: TextTokenizer) -> TokenSpec:
     """What a checkpoint of ``config`` needs and makes."""
     text = config.text
-    kinds = () if config.vision is None else (IMAGE, VIDEO)
     return TokenSpec(
         vocab_size=text.vocab_size,
         hidden_size=text.hidden_size,
@@ -44,7 +44,15 @@ def spec_of(config: QwenConfig, tokenizer: TextTokenizer) -> TokenSpec:
         eos_ids=config.eos_ids | _turn_ends(tokenizer),
         position_rows=3,
         states=states_of(text),
-        media=tuple(MediaSpec(kind=kind, max_cost=MAX_COST) for kind in kinds),
+        media=() if config.vision is None else _media_of(config.videos),
+    )
+
+
+def _media_of(videos: VideoConfig) -> tuple[MediaSpec, ...]:
+    sampling = FrameSampling(fps=videos.fps, min_frames=videos.min_frames, max_frames=videos.max_frames)
+    return (
+        MediaSpec(kind=IMAGE, max_cost=MAX_COST),
+        MediaSpec(kind=VIDEO, max_cost=MAX_COST, sampling=sampling),
     )
 
 
