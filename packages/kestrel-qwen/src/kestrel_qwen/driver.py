@@ -11,6 +11,7 @@ from kestrel.errors import InvalidRequestError
 from kestrel.layers import merge_media
 from kestrel.spi import (
     Batch,
+    FrameSampling,
     ImageItem,
     MediaItem,
     MediaSpec,
