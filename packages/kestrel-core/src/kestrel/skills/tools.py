@@ -9,6 +9,7 @@ from typing import Any
 
 from kestrel.errors import InvalidRequestError, closest
 from kestrel.skills.inputs import is_list, plain_text
+from kestrel.skills.schema import check_schema
 from kestrel.spi.chat import Tool
 
 __all__ = ["parse_tools"]
@@ -59,6 +60,7 @@ def _schema(name: str, value: Any) -> Mapping[str, Any]:
         raise InvalidRequestError(f"{name} must be a JSON schema of type 'object'")
     try:
         json.dumps(value, allow_nan=False)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise InvalidRequestError(f"{name} is not JSON: {error}") from None
+    check_schema(name, value)
     return value
