@@ -18,7 +18,13 @@ from kestrel.engine.media import PreparedMedia
 from kestrel.engine.result import composed, engine_result
 from kestrel.engine.scope import CallScope
 from kestrel.engine.streams import ChunkQueue, EngineStream
-from kestrel.errors import InvalidRequestError, KestrelError, RequestCancelledError, RequestTimeoutError
+from kestrel.errors import (
+    InvalidRequestError,
+    KestrelError,
+    ModelFaultError,
+    RequestCancelledError,
+    RequestTimeoutError,
+)
 from kestrel.spi import Call, RequestRecord, Skill
 from kestrel.types import EngineResult
 
@@ -55,6 +61,7 @@ class CallRunner:
         self._open: set[CallScope] = set()
         self._all_ended = asyncio.Event()
         self._all_ended.set()
+        fleet.on_lost = self._model_lost
 
     async def run(
         self, model_id: str, skill: str, inputs: Mapping[str, Any], settings: Given
@@ -127,6 +134,15 @@ class CallRunner:
         running = [scope.task for scope in self._open if scope.task is not None]
         if running:
             await asyncio.wait(running, timeout=LAST_WAIT_S)
+
+    def _model_lost(self, model_id: str, error: BaseException) -> None:
+        for scope in [s for s in self._open if s.model_id == model_id and s.task is not None]:
+            scope.end(
+                ModelFaultError(
+                    f"request {scope.request_id}: model {model_id!r} broke down ({type(error).__name__}: {error}). "
+                    "It is loaded anew for the next request; if it repeats, look at the log and kestrel doctor."
+                )
+            )
 
     # -- accounting
 

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
@@ -22,6 +22,7 @@ from kestrel.engine.router import Router
 from kestrel.engine.slots import Phase, Slot
 from kestrel.errors import CapacityError, EngineStoppedError, InvalidRequestError, UnknownModelError, closest
 from kestrel.lanes import DeviceThread
+from kestrel.lanes.lane import Lane
 from kestrel.media import MediaBudget
 from kestrel.plugins import PluginHost
 from kestrel.skills import builtin_skills
@@ -35,7 +36,8 @@ log = logging.getLogger("kestrel.engine")
 class Fleet:
     """Loads, finds, evicts and stops models. Used on the event loop; the work happens on threads.
 
-    One change (a load, an unload, the stop) happens at a time, since each reads how much memory is free.
+    One change (a load, an unload, the stop) happens at a time, since each reads how much memory is free. ``on_lost``
+    is called with a model that broke beyond repair, and with why.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class Fleet:
             running=asyncio.Event(),
         )
         self._shared.running.set()
+        self.on_lost: Callable[[str, BaseException], None] = lambda model_id, error: None
 
     async def start(self) -> None:
         """Every model located, described and loaded, in order."""
@@ -214,13 +217,27 @@ class Fleet:
         task.add_done_callback(self._unloads.discard)
 
     def _thread(self, device: torch.device) -> DeviceThread:
-        if device not in self._threads:
-            thread = DeviceThread(str(device))
+        thread = self._threads.get(device)
+        if thread is None or not thread.is_alive:
+            thread = self._threads[device] = DeviceThread(str(device))
+            thread.on_lost = self._lane_lost
             thread.start()
             if not self._shared.running.is_set():
                 thread.pause()
-            self._threads[device] = thread
-        return self._threads[device]
+        return thread
+
+    def _lane_lost(self, lane: Lane, error: BaseException) -> None:
+        """A lane is beyond repair: its model is loaded anew when it is next asked. On the device thread."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            self._shared.router.loop.call_soon_threadsafe(self._forget, lane, error)
+
+    def _forget(self, lane: Lane, error: BaseException) -> None:
+        for slot in self._slots.values():
+            if slot.model is not None and slot.model.lane is lane and slot.phase is Phase.READY:
+                slot.stop_clock()
+                slot.model, slot.phase = None, Phase.UNLOADED
+                log.error("model %s is lost; it is loaded anew when it is next asked", slot.model_id)
+                self.on_lost(slot.model_id, error)
 
     # -- the whole engine
 

@@ -25,7 +25,8 @@ LONGEST_SLEEP_S = 60.0
 class DeviceThread:
     """Runs everything that touches one device. All methods may be called from any other thread.
 
-    A lane whose tick raises loses what it runs (``Lane.recover``), never the thread.
+    A lane whose tick raises loses what it runs (``Lane.recover``), never the thread. A lane that cannot recover is
+    ticked no more, and ``on_lost`` is called with it and the error, on this thread; so for all if the thread ends.
     """
 
     def __init__(self, name: str = "device") -> None:
@@ -35,6 +36,8 @@ class DeviceThread:
         self._stirred = False
         self._paused = False
         self._stopping = False
+        self._broke = False
+        self.on_lost: Callable[[Lane, BaseException], None] = _untold
         self._thread = threading.Thread(target=self._run, name=f"kestrel-{name}", daemon=True)
 
     # -- any thread
@@ -46,7 +49,7 @@ class DeviceThread:
     @property
     def is_alive(self) -> bool:
         """The thread runs."""
-        return self._thread.is_alive()
+        return self._thread.is_alive() and not self._broke
 
     def add(self, lane: Lane) -> None:
         """Tick ``lane`` from now on."""
@@ -129,8 +132,11 @@ class DeviceThread:
                 if not busy:
                     self._sleep()
             self._round()
-        except BaseException:
+        except BaseException as cause:
             log.exception("the device thread ends: it met an error that belongs to no lane")
+            self._broke = True
+            for lane in self._lanes:
+                self.on_lost(lane, cause)
             raise
         finally:
             self._stopping = True
@@ -158,8 +164,18 @@ class DeviceThread:
             return lane.tick()
         except Exception as error:  # a lane's bug must not take the other models down
             log.exception("a tick failed; the requests that were running on its lane fail with it")
+            return self._recover(lane, error)
+
+    def _recover(self, lane: Lane, error: Exception) -> bool:
+        try:
             lane.recover(error)
             return True
+        except Exception:  # its state cannot be trusted any more; the other lanes' can
+            log.exception("a lane could not recover; it is lost with all its requests")
+            with self._changed:
+                self._lanes = [other for other in self._lanes if other is not lane]
+            self.on_lost(lane, error)
+            return False
 
     def _sleep(self) -> None:
         now = time.monotonic()
@@ -167,3 +183,7 @@ class DeviceThread:
         wait = min([LONGEST_SLEEP_S, *(max(0.0, at - now) for at in due)])
         with self._changed:
             self._changed.wait_for(lambda: self._stirred or self._stopping, wait)
+
+
+def _untold(lane: Lane, error: BaseException) -> None:
+    pass

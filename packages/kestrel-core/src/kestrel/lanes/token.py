@@ -216,10 +216,11 @@ class TokenLane(Lane):
     def recover(self, error: BaseException) -> None:
         """A tick raised: end what runs with ``error``; what waits goes on."""
         board, now = self._board, self._clock()
-        for seq in [s for s in board.sequences.values() if s.lease is not None]:
-            board.fault(seq, fault(seq.id, "the lane failed", error), now)
-        while board.in_flight:
-            board.unpin(board.in_flight.popleft())
+        with torch.inference_mode():  # rows that are left are wiped in place
+            for seq in [s for s in board.sequences.values() if s.lease is not None]:
+                board.fault(seq, fault(seq.id, "the lane failed", error), now)
+            while board.in_flight:
+                board.unpin(board.in_flight.popleft())
 
     def _take_in(self) -> None:
         board = self._board

@@ -1,0 +1,55 @@
+"""Prepared pictures: decoded and encoded once, used often, by the model that prepared them."""
+
+import pytest
+from engine_toys import picture
+
+from kestrel.errors import EngineBusyError, InvalidMediaError, InvalidRequestError
+from kestrel.testing.engines import ALPHABET
+
+
+async def test_a_prepared_picture_is_decoded_and_encoded_once(toys):
+    async with toys.engine() as engine:
+        prepared = await engine.prepare(picture())
+        assert prepared.model_id == "toy"
+        for verb in (engine.query(prepared, "?"), engine.query(prepared, "and?"), engine.caption(prepared)):
+            assert ALPHABET in (await verb).output.values()
+        stream = await engine.query([prepared, prepared], "?", stream=True)
+        assert (await stream.result()).output == {"answer": ALPHABET}
+        assert (toys.controls().prepared, toys.controls().encoded) == (1, 1)
+
+
+async def test_a_prepared_picture_is_the_picture(toys):
+    async with toys.engine(driver="hybrid") as engine:
+        settings = {"max_tokens": 12}
+        prepared = await engine.prepare(picture())
+        assert (await engine.query(prepared, "?", settings=settings)).tokens == (
+            await engine.query(picture(), "?", settings=settings)
+        ).tokens
+
+
+async def test_a_picture_prepared_for_another_model_is_refused(toys):
+    async with toys.engine(toys.config("one"), toys.config("two")) as engine:
+        prepared = await engine.model("two").prepare(picture())
+        with pytest.raises(InvalidRequestError, match="prepared for 'two'; prepare it again for 'one'"):
+            await engine.query(prepared, "?")
+        assert (await engine.model("two").query(prepared, "?")).model_id == "two"
+
+
+async def test_a_bad_picture_is_refused_when_it_is_prepared(toys):
+    async with toys.engine() as engine:
+        with pytest.raises(InvalidMediaError, match="does not exist"):
+            await engine.prepare("nowhere.png")
+        with pytest.raises(InvalidRequestError, match="unknown setting"):
+            await engine.prepare(picture(), {"max_pixel": 5})
+
+
+async def test_prepared_pictures_are_their_owners_and_fill_no_budget(toys):
+    async with toys.engine(max_decoded_media_bytes=20 * 12 * 7) as engine:
+        budget = engine.fleet._shared.media_budget
+        prepared = await engine.prepare(picture())
+        assert budget.held_bytes == 0
+        with budget.hold() as hold:
+            hold.grow(1)
+            with pytest.raises(EngineBusyError):
+                await engine.query(picture(), "?")
+        assert (await engine.query(prepared, "?")).output == {"answer": ALPHABET}
