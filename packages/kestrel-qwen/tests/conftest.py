@@ -61,9 +61,7 @@ def pair(load, tmp_path_factory):
             hf = hf_model(shape)
             directory = write(hf, tmp_path_factory.mktemp("qwen"))
             built = load(directory)
-            made[shape] = SimpleNamespace(
-                hf=hf, driver=built.main, prompt=built.prompt, directory=directory
-            )
+            made[shape] = SimpleNamespace(hf=hf, driver=built.main, prompt=built.prompt, directory=directory)
         return made[shape]
 
     return of

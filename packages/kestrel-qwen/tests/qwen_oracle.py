@@ -101,5 +101,7 @@ def _randomise(model: Any, seed: int) -> None:
                 parameter.add_(values * 0.1)
             else:
                 gain = 8.0 if name.endswith(("lm_head.weight", "embed_tokens.weight")) else 1.0
-                inputs = parameter.shape[-1] if parameter.ndim == 3 and "experts" in name else parameter[0].numel()
+                inputs = (
+                    parameter.shape[-1] if parameter.ndim == 3 and "experts" in name else parameter[0].numel()
+                )
                 parameter.copy_(values * gain / inputs**0.5)
