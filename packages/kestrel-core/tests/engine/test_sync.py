@@ -1,6 +1,7 @@
 """The engine without ``await``: scripts, notebooks, threads."""
 
 import asyncio
+import concurrent.futures
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -85,7 +86,7 @@ def test_pause_and_resume(toys):
     with toys.sync_engine() as engine, ThreadPoolExecutor(1) as threads:
         engine.pause()
         waiting = threads.submit(engine.query, question="?")
-        with pytest.raises(TimeoutError):
+        with pytest.raises(concurrent.futures.TimeoutError):
             waiting.result(timeout=0.05)
         engine.resume()
         assert waiting.result().output == {"answer": ALPHABET}
