@@ -21,7 +21,8 @@ __all__ = ["Launcher"]
 class Launcher:
     """Launches decode and prefill parts. ``preempted`` is told of sequences that have to wait again.
 
-    ``head_start``: positions reserved ahead while the pool has them. ``alone``: one chunk per step, of a size that does not depend on who else runs (deterministic mode).
+    ``head_start``: positions reserved ahead while the pool has them. ``alone``: one chunk per step, of a
+    size that does not depend on who else runs (deterministic mode).
     """
 
     def __init__(
