@@ -1,0 +1,159 @@
+"""Whole calls on a tiny random model: what users meet of prompts, parsers and media."""
+
+import asyncio
+import io
+
+import numpy as np
+import pytest
+
+from kestrel.config import RuntimeConfig
+from kestrel.engine import InferenceEngine
+from kestrel.errors import InvalidMediaError, InvalidRequestError, LoadError, ModelOutputError
+from kestrel.plugins import PluginHost
+from kestrel.skills import builtin_skills
+from kestrel.spi import VideoItem
+from kestrel_qwen import plugin
+from kestrel_qwen.tiny import CONTROL
+
+GREEDY = {"temperature": 0, "max_tokens": 8, "ignore_eos": True}
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+
+
+def frame(seed):
+    return np.random.default_rng(seed).integers(0, 256, (24, 40, 3), dtype=np.uint8)
+
+
+def film(count):
+    """An MP4 of ``count`` frames, ten a second."""
+    av = pytest.importorskip("av")
+    file = io.BytesIO()
+    with av.open(file, "w", format="mp4") as output:
+        stream = output.add_stream("mpeg4", rate=10, width=40, height=24, pix_fmt="yuv420p")
+        for index in range(count):
+            output.mux(stream.encode(av.VideoFrame.from_ndarray(frame(index), format="rgb24")))
+        output.mux(stream.encode(None))
+    return file.getvalue()
+
+
+@pytest.fixture
+def call(tiny_dir):
+    """A function that runs one call (or several, in order) in a fresh engine and gives its results."""
+
+    def run(*calls, **config):
+        host = PluginHost.from_modules({"qwen": plugin}, skills=builtin_skills())
+        given = RuntimeConfig(
+            model_path=tiny_dir, device="cpu", kv_cache_bytes=2**24, max_model_len=1024, **config
+        )
+
+        async def main():
+            async with await InferenceEngine.create(given, plugins=host) as engine:
+                return [await getattr(engine, skill)(**inputs) for skill, inputs in calls]
+
+        return asyncio.run(main())
+
+    return run
+
+
+@pytest.mark.parametrize("skill", ["point", "detect"])
+def test_text_that_is_no_list_of_places_is_an_error_that_carries_it(call, skill):
+    with pytest.raises(ModelOutputError) as caught:
+        call((skill, {"image": frame(0), "object": "cat", "settings": {"max_tokens": 8}}))
+    assert caught.value.raw_text
+
+
+def test_a_list_of_frames_is_the_clip_of_those_frames(call):
+    frames = [frame(i) for i in range(3)]
+    item = VideoItem(frames=tuple(frames), times_s=(0.0, 0.5, 1.0))
+    listed, given = call(
+        ("query", {"video": frames, "question": "what?", "settings": GREEDY}),
+        ("query", {"video": item, "question": "what?", "settings": GREEDY}),
+    )
+    assert listed.tokens == given.tokens
+    assert listed.metrics.input_tokens == given.metrics.input_tokens
+    assert [meta["seconds"] for meta in listed.media] == [0.25, 1.0]
+
+
+def test_a_film_is_sampled_by_rate_and_budget(call):
+    raw = film(40)
+    usual, few, dense = call(
+        *(
+            ("query", {"video": raw, "question": "what?", "settings": {**GREEDY, **asked}})
+            for asked in ({}, {"max_frames": 2}, {"fps": 4})
+        )
+    )
+    assert [meta["seconds"] for meta in usual.media] == pytest.approx([0.3, 1.4, 2.5, 3.6], abs=0.06)
+    assert [len(r.media) for r in (usual, few, dense)] == [4, 1, 8]
+
+
+def test_a_film_in_a_chat_stands_between_its_texts(call):
+    content = [
+        {"type": "text", "text": "see"},
+        {"type": "video", "frames": [frame(0), frame(1)]},
+        {"type": "text", "text": "well?"},
+    ]
+    (result,) = call(("chat", {"messages": [{"role": "user", "content": content}], "settings": GREEDY}))
+    assert result.output["message"]["role"] == "assistant"
+    assert len(result.media) == 1
+
+
+@pytest.mark.parametrize(
+    ("inputs", "match"),
+    [
+        ({"video": []}, "0 frames"),
+        ({"video": [frame(0), np.zeros((8, 8, 3), np.uint8)]}, "one size"),
+        ({"video": b"no film"}, "not a video"),
+        ({"image": np.zeros((2, 402, 3), np.uint8)}, "200 times"),
+    ],
+)
+def test_media_that_cannot_be_used_are_refused(call, inputs, match):
+    with pytest.raises(InvalidMediaError, match=match):
+        call(("query", {"question": "what?", **inputs}))
+
+
+def test_a_budget_of_thinking_is_kept_and_the_answer_still_comes(call):
+    inputs = {"question": "why?", "reasoning": True, "settings": {**GREEDY, "max_reasoning_tokens": 3}}
+    (result,) = call(("query", {**inputs, "settings": {**inputs["settings"], "max_tokens": 12}}))
+    thought = CONTROL.index("</think>")
+    assert thought in result.tokens[:4]
+    assert result.tokens.count(thought) == 1
+    assert "text" in result.output["reasoning"]
+
+
+def test_thinking_that_nobody_asked_for_is_not_shown(call):
+    (result,) = call(("query", {"question": "why?", "reasoning": False, "settings": GREEDY}))
+    assert set(result.output) == {"answer"}
+
+
+def test_tools_are_written_into_the_prompt(call):
+    messages = [{"role": "user", "content": "hello"}]
+    with_tools, without = call(
+        ("chat", {"messages": messages, "tools": [TOOL], "settings": GREEDY}),
+        ("chat", {"messages": messages, "settings": GREEDY}),
+    )
+    assert with_tools.metrics.input_tokens > without.metrics.input_tokens + 500
+
+
+@pytest.mark.parametrize(
+    ("skill", "inputs"),
+    [
+        ("chat", {"messages": [{"role": "user", "content": "?"}], "tools": [{"type": "function"}]}),
+        (
+            "chat",
+            {"messages": [{"role": "system", "content": "a"}] * 2 + [{"role": "user", "content": "?"}]},
+        ),
+        (
+            "generate",
+            {"prompt": [{"type": "tokens", "token_ids": [CONTROL.index("<|image_pad|>")]}]},
+        ),
+        ("query", {"question": "?", "image": frame(0), "settings": {"max_pixels": 1}}),
+        ("query", {"question": "?", "image": frame(0), "spatial_refs": [[0.5, 0.5]]}),
+    ],
+)
+def test_requests_that_qwen_has_no_form_for_are_refused(call, skill, inputs):
+    with pytest.raises(InvalidRequestError):
+        call((skill, inputs))
+
+
+def test_a_checkpoint_without_a_template_cannot_be_run_by_it(call):
+    with pytest.raises(LoadError, match="chat_template"):
+        call(chat_template="checkpoint")
