@@ -80,3 +80,13 @@ def test_experts_can_be_built_without_memory():
     with torch.device("meta"):
         layer = Experts(OPS, 2048, 512, 256, 8)
     assert layer.gate_up_proj.is_meta
+
+
+def test_a_shared_expert_is_added_through_its_gate():
+    torch.manual_seed(1)
+    layer = MoE(OPS, DIM, HIDDEN, EXPERTS, TOP_K, shared_hidden=7)
+    for parameter in layer.parameters():
+        parameter.copy_(torch.randn(parameter.shape) * 0.3)
+    x = torch.randn(5, DIM)
+    shared = (x @ layer.shared_expert_gate.weight.T).sigmoid() * layer.shared_expert(x)
+    assert torch.allclose(layer(x), plain(layer, x) + shared, atol=1e-5)

@@ -205,6 +205,11 @@ def gated_delta_step(qkv_TC, z_THE, a_TH, b_TH, weights, key_heads, view, layer)
     return rms_norm(out, weights.norm_E, weights.eps) * silu(wide(z_THE))
 
 
+def output_gate(x, gate, residual=None):
+    y = wide(x) / (1 + torch.exp(-wide(gate)))
+    return y if residual is None else y + wide(residual)
+
+
 def moe_route(logits, top_k):
     weights, experts = torch.zeros(len(logits), top_k).double(), torch.zeros(len(logits), top_k).long()
     for t, row in enumerate(wide(logits)):
@@ -228,6 +233,7 @@ NAIVE = {
     f.__name__: f
     for f in (
         add_norm, causal_conv, copy_page, cross_attention, gated_delta, gated_delta_step, grouped_experts, layer_norm,
-        linear, moe_route, paged_attention, qk_norm_rope_kv_write, rms_norm, rope, vision_attention, write_kv,
+        linear, moe_route, output_gate, paged_attention, qk_norm_rope_kv_write, rms_norm, rope, vision_attention,
+        write_kv,
     )
 }  # fmt: skip

@@ -15,7 +15,7 @@ def released_shapes(config: QwenConfig) -> dict[str, tuple[int, ...]]:
     """Name to shape of each tensor of ``config`` as released (text-only models: with ``model.`` alone)."""
     text = config.text
     prefix = "model." if config.vision is None else "model.language_model."
-    found = {f"{prefix}embed_tokens.weight": (text.vocab_size, text.hidden_size)}
+    found: dict[str, tuple[int, ...]] = {f"{prefix}embed_tokens.weight": (text.vocab_size, text.hidden_size)}
     found[f"{prefix}norm.weight"] = (text.hidden_size,)
     for layer, kind in enumerate(text.layers):
         mixer = _attention(text) if kind == "full_attention" else _delta(text)

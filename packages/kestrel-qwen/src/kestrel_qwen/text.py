@@ -20,6 +20,7 @@ from kestrel.layers import (
     GatedDelta,
     Linear,
     MixerWeights,
+    MoE,
     Packed,
     PagedAttention,
     RMSNorm,
@@ -28,7 +29,6 @@ from kestrel.layers import (
 from kestrel.spi import Batch, OpTableLike, StateSpec
 from kestrel.spi.states import PagedKV
 from kestrel_qwen.config import TextConfig
-from kestrel_qwen.moe import SparseMLP
 
 __all__ = ["DELTA", "FULL", "TextDecoder", "states_of"]
 
@@ -64,15 +64,18 @@ class GatedAttention(nn.Module):
         self.o_proj = Linear(ops, width, dim, bias=False, dtype=dtype)
         self.attend = PagedAttention(
             ops, config.heads, config.kv_heads, config.head_dim, FULL, config.index(layer),
-            rot_dim=config.rope.rot_dim, qk_norm="rms_plus_one", eps=config.eps, page_size=page_size, dtype=dtype,
+            rot_dim=config.rope.rot_dim, qk_norm="rms_plus_one", eps=config.eps, gated=True,
+            page_size=page_size, dtype=dtype,
         )  # fmt: skip
 
     def forward(self, h_TC: torch.Tensor, angles: Angles, batch: Batch) -> torch.Tensor:
         both, k, v = self.qkv.split(self.qkv(h_TC))
         q_THD, gate_THD = both.unflatten(-1, (-1, 2, self.head_dim)).unbind(2)
         k_TKD, v_TKD = (x.unflatten(-1, (-1, self.head_dim)) for x in (k, v))
-        out_THD = self.attend(q_THD, k_TKD, v_TKD, batch, angles, self.q_norm.weight, self.k_norm.weight)
-        return self.o_proj((out_THD * gate_THD.sigmoid()).flatten(1))
+        out_THD = self.attend(
+            q_THD, k_TKD, v_TKD, batch, angles, self.q_norm.weight, self.k_norm.weight, gate_THD
+        )
+        return self.o_proj(out_THD.flatten(1))
 
 
 class GatedDeltaNet(nn.Module):
@@ -119,11 +122,7 @@ class Layer(nn.Module):
         else:
             self.linear_attn = GatedDeltaNet(config, layer, ops, dtype)
         self.post_attention_layernorm = AddNorm(ops, dim, config.eps, kind="rms_plus_one", dtype=dtype)
-        if config.moe is not None:
-            self.mlp: nn.Module = SparseMLP(dim, config.moe, ops, dtype)
-        else:
-            assert config.intermediate_size is not None
-            self.mlp = MLP(ops, dim, config.intermediate_size, activation="silu_mul", bias=False, dtype=dtype)
+        self.mlp = _feed_forward(config, ops, dtype)
 
     def forward(
         self, x_TC: torch.Tensor, delta_TC: torch.Tensor | None, angles: Angles, batch: Batch
@@ -132,6 +131,18 @@ class Layer(nn.Module):
         mixed_TC = self.self_attn(h_TC, angles, batch) if self.is_full else self.linear_attn(h_TC, batch)
         x_TC, h_TC = self.post_attention_layernorm(x_TC, mixed_TC)
         return x_TC, self.mlp(h_TC)
+
+
+def _feed_forward(config: TextConfig, ops: OpTableLike, dtype: torch.dtype) -> MLP | MoE:
+    """Dense, or a few of many experts and a shared one: every layer has the same."""
+    dim, moe = config.hidden_size, config.moe
+    if moe is not None:
+        return MoE(
+            ops, dim, moe.intermediate_size, moe.experts, moe.top_k,
+            shared_hidden=moe.shared_intermediate_size, dtype=dtype,
+        )  # fmt: skip
+    assert config.intermediate_size is not None, "a config is dense or has experts"
+    return MLP(ops, dim, config.intermediate_size, activation="silu_mul", bias=False, dtype=dtype)
 
 
 class TextDecoder(nn.Module):

@@ -23,7 +23,7 @@ class PagedAttention(nn.Module):
 
     ``layer`` counts within the state. ``scale`` None is head_dim ^ −0.5. ``window`` must be the state's. ``rot_dim``
     above 0 and ``qk_norm`` ("rms", "rms_plus_one") move rope and the per-head norm of q and k into the same op as
-    the write: ``forward`` then takes the angles and the two norm weights.
+    the write: ``forward`` then takes the angles and the two norm weights. ``gated``: it takes a gate for its output.
     """
 
     def __init__(
@@ -41,6 +41,7 @@ class PagedAttention(nn.Module):
         rot_dim: int = 0,
         qk_norm: NormKind | None = None,
         eps: float = 1e-6,
+        gated: bool = False,
         page_size: int = 16,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -63,6 +64,8 @@ class PagedAttention(nn.Module):
             self._write = ops.resolve(query)
         else:
             self._write = ops.resolve(OpQuery.of("write_kv", **pages))
+        gate = OpQuery.of("output_gate", per_token=False, residual=False, dtype=pages["dtype"])
+        self._gate = ops.resolve(gate) if gated else None
 
     def forward(
         self,
@@ -73,6 +76,7 @@ class PagedAttention(nn.Module):
         angles: Angles | None = None,
         q_weight_D: torch.Tensor | None = None,
         k_weight_D: torch.Tensor | None = None,
+        gate_THD: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Outputs [T, H, D]. Without keys and values it reads what an earlier layer wrote (shared state)."""
         view = batch.paged(self.state)
@@ -87,7 +91,7 @@ class PagedAttention(nn.Module):
                 self._write(k_TKD, v_TKD, view, self.layer)
         attend = self._decode if view.limits.is_decode else self._prefill
         out: torch.Tensor = attend(q_THD, view, self.layer, self.scale, self.softcap)
-        return out
+        return out if self._gate is None else self._gate(out, gate_THD)
 
 
 class CrossAttention(nn.Module):

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from kestrel.layers.linear import Linear
+from kestrel.layers.mlp import MLP
 from kestrel.layers.stored import PackedPart, Stored
 from kestrel.ops.op import dtype_name
 from kestrel.spi.backend import OpQuery
@@ -68,8 +69,12 @@ class Experts(Stored):
 
 
 class MoE(nn.Module):
-    """``gate`` (the router's weight [E, C]) and ``experts``; the ``top_k`` most likely experts of a token, weighted by
-    their likelihood among themselves."""
+    """``gate`` (the router's weight [E, C]) and ``experts``: the ``top_k`` most likely experts of a token, weighted by
+    their likelihood among themselves.
+
+    ``shared_hidden``: width of a ``shared_expert`` that every token passes as well, let through by σ of
+    ``shared_expert_gate`` (one number per token).
+    """
 
     def __init__(
         self,
@@ -79,6 +84,7 @@ class MoE(nn.Module):
         experts: int,
         top_k: int,
         *,
+        shared_hidden: int | None = None,
         activation: str = "silu_mul",
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -88,9 +94,17 @@ class MoE(nn.Module):
         self.experts = Experts(ops, dim, hidden, experts, top_k, activation=activation, dtype=dtype)
         name = dtype_name(dtype or torch.get_default_dtype())
         self._route = ops.resolve(OpQuery.of("moe_route", experts=experts, top_k=top_k, dtype=name))
+        self.shared_expert: MLP | None = None
+        if shared_hidden is not None:
+            self.shared_expert = MLP(ops, dim, shared_hidden, activation=activation, bias=False, dtype=dtype)
+            self.shared_expert_gate = Linear(ops, dim, 1, bias=False, dtype=dtype)
+            self._add = ops.resolve(OpQuery.of("output_gate", per_token=True, residual=True, dtype=name))
 
     def forward(self, x_TC: torch.Tensor) -> torch.Tensor:
         """Outputs [T, C]."""
         weights_TK, experts_TK = self._route(self.gate(x_TC), self.top_k)
-        out: torch.Tensor = self.experts(x_TC, weights_TK, experts_TK)
+        routed_TC: torch.Tensor = self.experts(x_TC, weights_TK, experts_TK)
+        if self.shared_expert is None:
+            return routed_TC
+        out: torch.Tensor = self._add(self.shared_expert(x_TC), self.shared_expert_gate(x_TC), routed_TC)
         return out

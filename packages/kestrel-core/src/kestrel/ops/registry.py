@@ -14,6 +14,7 @@ from kestrel.ops.linear import LINEAR
 from kestrel.ops.moe_route import MOE_ROUTE
 from kestrel.ops.norms import ADD_NORM, LAYER_NORM, RMS_NORM
 from kestrel.ops.op import Op
+from kestrel.ops.output_gate import OUTPUT_GATE
 from kestrel.ops.paged_attention import PAGED_ATTENTION
 from kestrel.ops.qk_norm_rope_kv_write import QK_NORM_ROPE_KV_WRITE
 from kestrel.ops.rope import ROPE
@@ -36,6 +37,7 @@ OPS: Mapping[str, Op] = MappingProxyType(
             LAYER_NORM,
             LINEAR,
             MOE_ROUTE,
+            OUTPUT_GATE,
             PAGED_ATTENTION,
             QK_NORM_ROPE_KV_WRITE,
             RMS_NORM,
