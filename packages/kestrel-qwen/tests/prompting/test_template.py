@@ -31,7 +31,11 @@ def test_every_golden_conversation_renders_as_published(case):
 
 
 @pytest.mark.parametrize("case", GOLDENS, ids=lambda case: f"{case['name']}-{case['enable_thinking']}")
-def test_every_golden_conversation_has_the_ids_of_the_published_tokenizer(case, published, published_config):
+def test_every_golden_conversation_has_the_ids_of_the_published_tokenizer(
+    case, published, published_config, encoding
+):
+    from published import marked
+
     messages, tools, kinds = conversation(case)
     pieces = render(messages, tools, thinking=case["enable_thinking"])
     prepared = items(kinds)
@@ -49,7 +53,7 @@ def test_every_golden_conversation_has_the_ids_of_the_published_tokenizer(case, 
         rendered = rendered.replace(
             "<|vision_start|><|video_pad|>", "<0.2 seconds><|vision_start|><|video_pad|>"
         )
-    assert ids == published.encode_marked(rendered)
+    assert ids == marked(encoding, rendered)
 
 
 def test_published_ids_of_a_short_prompt(published, published_config):
