@@ -8,7 +8,7 @@ from typing import Any
 
 from kestrel.errors import LoadError
 
-__all__ = ["Fields"]
+__all__ = ["Fields", "require"]
 
 # Keys that say nothing about inference: bookkeeping, training, and settings of other programs.
 HARMLESS = (
@@ -79,3 +79,11 @@ class Fields:
 
     def _name(self, key: str) -> str:
         return f"{self._section}.{key}" if self._section else key
+
+
+def require(holds: bool, what: str) -> None:
+    """LoadError saying ``what`` unless it ``holds``."""
+    if not holds:
+        raise LoadError(
+            f"config.json does not describe a Qwen 3.5 that Kestrel can run: {what}. Correct the file."
+        )
