@@ -1,11 +1,17 @@
-"""Shared by every test here: tiny checkpoints, the engine over them, and signals that stand for speech."""
+"""Shared by every test here: tiny checkpoints, the engine over them, and transformers beside it."""
 
+import asyncio
 import sys
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))  # the oracles, which tests share
+sys.path.insert(0, str(Path(__file__).parent))  # the oracle, which tests share
+
+PLAIN = {  # greedy, one attempt, nothing thought of the result
+    "temperature": 0, "max_tokens": 40, "compression_ratio_threshold": None, "logprob_threshold": None,
+    "no_speech_threshold": None,
+}  # fmt: skip
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -18,9 +24,78 @@ def _one_thread():
 
 @pytest.fixture(scope="session")
 def tiny_dir(tmp_path_factory):
-    """A tiny random multilingual checkpoint."""
+    """A tiny random multilingual checkpoint whose windows last 3 s."""
     from kestrel_speech.whisper.tiny import write_tiny
 
     directory = tmp_path_factory.mktemp("tiny")
-    write_tiny(directory, seed=0)
+    write_tiny(directory, seed=1)
     return directory
+
+
+@pytest.fixture(scope="session")
+def oracle(tiny_dir):
+    """transformers over the same checkpoint."""
+    pytest.importorskip("transformers")
+    from whisper_oracle import Oracle
+
+    return Oracle(tiny_dir)
+
+
+@pytest.fixture(scope="session")
+def built(tiny_dir):
+    """The tiny checkpoint, built the way the engine does, on the CPU."""
+    import torch
+
+    from kestrel.config import RuntimeConfig
+    from kestrel.loading import SafetensorsReader, load_tokenizer, read_card
+    from kestrel.ops import resolve_ops
+    from kestrel.spi import BuildContext
+    from kestrel_speech import WhisperFamily
+
+    card = read_card("a/model", tiny_dir)
+    ctx = BuildContext(
+        device=torch.device("cpu"),
+        dtype=torch.float32,
+        ops=resolve_ops(),
+        weights=SafetensorsReader.of(card),
+        tokenizer=lambda: load_tokenizer(card.directory),
+        config=RuntimeConfig(model_path=tiny_dir),
+    )
+    return WhisperFamily().build(card, ctx)
+
+
+def create(directory, **config):
+    """An engine over ``directory`` with this package's plugin alone."""
+    from kestrel.config import RuntimeConfig
+    from kestrel.engine import InferenceEngine
+    from kestrel.plugins import PluginHost
+    from kestrel.skills import builtin_skills
+    from kestrel_speech import plugin
+
+    host = PluginHost.from_modules({"speech": plugin}, skills=builtin_skills())
+    given = {"device": "cpu", "kv_cache_bytes": 2**24, "max_batch_size": 8, **config}
+    return InferenceEngine.create(RuntimeConfig(model_path=directory, **given), plugins=host)
+
+
+@pytest.fixture
+def transcribe(tiny_dir):
+    """A function that transcribes samples in a fresh engine: one call's result, or a list for a list of calls."""
+
+    def run(*calls, at_once=False, directory=tiny_dir, config=None, **options):
+        async def main():
+            async with await create(directory, **(config or {})) as engine:
+
+                def job(samples, extra):
+                    given = {"sample_rate": 16_000, **options, **extra}
+                    settings = {**PLAIN, **given.pop("settings", {})}
+                    return engine.transcribe(audio=samples, settings=settings, **given)
+
+                jobs = [job(*(call if isinstance(call, tuple) else (call, {}))) for call in calls]
+                if at_once:
+                    return await asyncio.gather(*jobs)
+                return [await job for job in jobs]
+
+        results = asyncio.run(main())
+        return results[0] if len(calls) == 1 else results
+
+    return run

@@ -219,5 +219,3 @@ class Clip(Recording):
         if self._length is None or left is None:
             return self._length if left is None else left
         return min(left, self._length)
-
-

@@ -51,7 +51,9 @@ class AlignPass(SinglePassDriver):
         self._device, self._page_size = device, page_size
 
     def infer(self, inputs: Sequence[Mapping[str, Any]], encoded: Sequence[Any]) -> list[Any]:
-        return [self._align(window[AUDIO_STATE], **given) for given, window in zip(inputs, encoded, strict=True)]
+        return [
+            self._align(window[AUDIO_STATE], **given) for given, window in zip(inputs, encoded, strict=True)
+        ]
 
     def _align(
         self, window: CrossView, *, opening: tuple[int, ...], text: tuple[int, ...], num_frames: int
@@ -123,7 +125,7 @@ class AlignPass(SinglePassDriver):
 
 
 def attention_matrix(scores_HTJ: torch.Tensor) -> torch.Tensor:
-    """[T, J]: softmax over the audio, every column against its mean over the tokens, smoothed in time, heads averaged."""
+    """[T, J]: softmax over the audio, columns against their mean over the tokens, smoothed in time, heads averaged."""
     weights = scores_HTJ.softmax(-1)
     deviation, mean = torch.std_mean(weights, dim=-2, keepdim=True, unbiased=False)
     return median_filter((weights - mean) / deviation.clamp(min=1e-12)).mean(0)

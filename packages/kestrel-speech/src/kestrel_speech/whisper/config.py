@@ -75,7 +75,9 @@ class WhisperConfig:
         """From a parsed config.json. LoadError for what is missing or not supported."""
         missing = [name for name in SIZES if name not in config]
         if missing:
-            raise LoadError(f"config.json lacks {', '.join(missing)}; take the file of the published checkpoint")
+            raise LoadError(
+                f"config.json lacks {', '.join(missing)}; take the file of the published checkpoint"
+            )
         activation = config.get("activation_function", "gelu")
         if activation != "gelu":
             raise LoadError(f"config.json: activation_function is {activation!r}; Whisper models have 'gelu'")
@@ -88,7 +90,10 @@ class WhisperConfig:
 
 def original_layout(card: ModelCard) -> bool:
     """Whether the tensors have the names of the original code."""
-    return {"encoder.blocks.0.attn.query.weight", "decoder.blocks.0.cross_attn.query.weight"} <= card.tensors.keys()
+    return {
+        "encoder.blocks.0.attn.query.weight",
+        "decoder.blocks.0.cross_attn.query.weight",
+    } <= card.tensors.keys()
 
 
 def _from_shapes(card: ModelCard) -> WhisperConfig:
@@ -111,7 +116,8 @@ def _from_shapes(card: ModelCard) -> WhisperConfig:
         )
     except KeyError as error:
         raise LoadError(
-            f"{card.model_id}: the checkpoint lacks {error.args[0]!r}; download it again", missing=[error.args[0]]
+            f"{card.model_id}: the checkpoint lacks {error.args[0]!r}; download it again",
+            missing=[error.args[0]],
         ) from error
 
 
@@ -144,7 +150,9 @@ class GenerationConfig:
         heads = heads or published_heads(config, card.model_id, is_multilingual=bool(multilingual))
         outside = [h for h in heads if h[0] >= config.decoder_layers or h[1] >= config.decoder_heads]
         if outside:
-            raise LoadError(f"{card.model_id}: alignment head {outside[0]} is not one of the model's; correct the file")
+            raise LoadError(
+                f"{card.model_id}: alignment head {outside[0]} is not one of the model's; correct the file"
+            )
         languages = {str(name).strip("<|>"): int(i) for name, i in (said.get("lang_to_id") or {}).items()}
         return cls(
             is_multilingual=bool(multilingual),

@@ -30,7 +30,14 @@ class SelfAttention(nn.Module):
         self.qkv = Packed(ops, dim, {"q": dim, "k": dim, "v": dim}, dtype=dtype)
         self.out_proj = Linear(ops, dim, dim, epilogue="residual", dtype=dtype)
         self.attend = PagedAttention(
-            ops, self.heads, self.heads, dim // self.heads, TEXT_STATE, layer, page_size=page_size, dtype=dtype
+            ops,
+            self.heads,
+            self.heads,
+            dim // self.heads,
+            TEXT_STATE,
+            layer,
+            page_size=page_size,
+            dtype=dtype,
         )
 
     def forward(self, h_TC: torch.Tensor, residual_TC: torch.Tensor, batch: Batch) -> torch.Tensor:
@@ -48,7 +55,14 @@ class EncoderAttention(nn.Module):
         self.kv = Packed(ops, dim, {"k": dim, "v": dim}, dtype=dtype)
         self.out_proj = Linear(ops, dim, dim, epilogue="residual", dtype=dtype)
         self.attend = CrossAttention(
-            ops, self.heads, self.heads, dim // self.heads, AUDIO_STATE, layer, config.audio_context, dtype=dtype
+            ops,
+            self.heads,
+            self.heads,
+            dim // self.heads,
+            AUDIO_STATE,
+            layer,
+            config.audio_context,
+            dtype=dtype,
         )
 
     def queries(self, h_TC: torch.Tensor) -> torch.Tensor:

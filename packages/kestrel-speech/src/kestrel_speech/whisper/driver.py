@@ -46,7 +46,10 @@ def spec_of(config: WhisperConfig, eot: int) -> TokenSpec:
         hidden_size=config.dim,
         max_positions=config.text_context,
         eos_ids=frozenset({eot}),
-        states=(PagedKV(name=TEXT_STATE, **shape), CrossKV(name=AUDIO_STATE, max_len=config.audio_context, **shape)),
+        states=(
+            PagedKV(name=TEXT_STATE, **shape),
+            CrossKV(name=AUDIO_STATE, max_len=config.audio_context, **shape),
+        ),
         media=(MediaSpec(kind=AUDIO, into="cross", max_items=1, max_cost=MAX_WINDOWS),),
     )
 

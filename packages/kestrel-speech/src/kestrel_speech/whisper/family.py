@@ -22,7 +22,11 @@ from kestrel_speech.whisper.defaults import DEFAULTS
 __all__ = ["WhisperFamily"]
 
 PUBLISHED = (
-    *(f"openai/whisper-{size}{english}" for size in ("tiny", "base", "small", "medium") for english in ("", ".en")),
+    *(
+        f"openai/whisper-{size}{english}"
+        for size in ("tiny", "base", "small", "medium")
+        for english in ("", ".en")
+    ),
     "openai/whisper-large",
     "openai/whisper-large-v2",
     "openai/whisper-large-v3",
@@ -54,7 +58,9 @@ class WhisperFamily(ModelFamily):
             architecture="Whisper",
             skills=("transcribe",),
             num_parameters=sum(
-                math.prod(info.shape) for name, info in card.tensors.items() if not name.startswith("proj_out.")
+                math.prod(info.shape)
+                for name, info in card.tensors.items()
+                if not name.startswith("proj_out.")
             ),
             max_context=config.text_context,
             defaults={"transcribe": DEFAULTS},

@@ -63,7 +63,9 @@ def log_mel(samples: NDArray[np.float32], num_mels: int, num_frames: int) -> tor
     """
     padded = torch.zeros(num_frames * HOP)
     padded[: len(samples)] = torch.from_numpy(np.ascontiguousarray(samples))
-    spectrum = torch.stft(padded, N_FFT, HOP, window=_hann(), center=True, pad_mode="reflect", return_complex=True)
+    spectrum = torch.stft(
+        padded, N_FFT, HOP, window=_hann(), center=True, pad_mode="reflect", return_complex=True
+    )
     power = spectrum.real[:, :-1].square() + spectrum.imag[:, :-1].square()
     decades = (_filters(num_mels) @ power).clamp_(min=FLOOR).log10_()
     return decades.clamp_(min=decades.max() - RANGE).add_(4.0).div_(4.0)

@@ -33,5 +33,7 @@ def language_code(text: str) -> str:
     wanted = text.strip().lower()
     code = wanted if wanted in LANGUAGES else _BY_NAME.get(wanted, "")
     if not code:
-        raise InvalidRequestError(f"language is {text!r}, which Whisper does not know. {closest(wanted, LANGUAGES)}")
+        raise InvalidRequestError(
+            f"language is {text!r}, which Whisper does not know. {closest(wanted, LANGUAGES)}"
+        )
     return code

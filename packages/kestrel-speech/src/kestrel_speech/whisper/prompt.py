@@ -14,8 +14,8 @@ from kestrel_speech.whisper.config import WhisperConfig
 from kestrel_speech.whisper.defaults import DEFAULTS
 from kestrel_speech.whisper.languages import language_code
 from kestrel_speech.whisper.rules import WindowRules, rule_options
-from kestrel_speech.whisper.tokens import SpecialIds
 from kestrel_speech.whisper.session import Model
+from kestrel_speech.whisper.tokens import SpecialIds
 from kestrel_speech.whisper.transcribe import transcribe
 from kestrel_speech.whisper.window import WindowPrompt
 
@@ -60,7 +60,9 @@ class WhisperPrompt(PromptFormat):
         self.require(skill)
         options = options_of(call)
         if options.timestamps == "character":
-            raise InvalidRequestError("Whisper gives no times of characters; ask for timestamps 'word' or 'segment'")
+            raise InvalidRequestError(
+                "Whisper gives no times of characters; ask for timestamps 'word' or 'segment'"
+            )
         if not self._special.is_multilingual:
             _refuse_other_languages(options)
         elif options.language is not None:

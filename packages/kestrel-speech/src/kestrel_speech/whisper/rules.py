@@ -54,14 +54,14 @@ class WindowRules:
         """How a window is decoded. ``suppress`` None: the checkpoint's own list. ``max_initial``: the highest time
         that may come first. ``goes_on``: the prompt ends in text of this window, behind 0.00."""
         ids = self._ids
-        never = {*(ids.non_speech if suppress is None else suppress), *ids.control, ids.no_timestamps}
+        never = {*(ids.non_speech if suppress is None else suppress), *ids.control}
+        if with_times:
+            never.add(ids.no_timestamps)
         rules: list[Rule] = [Static(allowed=TokenSet.of(never).but())]
         if suppress_blank:
             rules.append(Static(allowed=TokenSet.of(ids.blanks).but(), last=1))
         if with_times:
             rules += [self._times(max_initial, goes_on), self._prefer]
-        else:
-            rules.append(Static(allowed=TokenSet.span(ids.time_begin, ids.vocab_size).but()))
         return Decoding(rules=tuple(rules), stop_ids=frozenset({ids.eot}))
 
     def _language(self) -> Decoding:

@@ -38,8 +38,11 @@ class Cut:
     ends_single: bool
 
 
-def cut_window(ids: Sequence[int], special: SpecialIds, num_frames: int) -> Cut:
-    """The segments of a window of ``num_frames`` whose ids (without the end) are ``ids``."""
+def cut_window(ids: Sequence[int], special: SpecialIds, num_frames: int, *, with_times: bool = True) -> Cut:
+    """The segments of a window of ``num_frames`` whose ids (without the end) are ``ids``; one of them without times."""
+    if not with_times:
+        piece = Piece(ids=tuple(ids), start=0.0, end=num_frames / FRAMES_PER_SECOND)
+        return Cut(pieces=(piece,), advance=num_frames, ends_single=True)
     is_time = [special.is_time(i) for i in ids]
     ends_single = is_time[-2:] == [False, True]
     breaks = [at for at, pair in enumerate(pairwise(is_time), start=1) if all(pair)]

@@ -108,7 +108,7 @@ class Sequential:
             return seek + size
         start = seek / FRAMES_PER_SECOND
         ids = (session.model.special.time_begin, *attempt.ids) if prompt.prefix else attempt.ids
-        cut = cut_window(ids, session.model.special, size)
+        cut = cut_window(ids, session.model.special, size, with_times=self._with_times)
         pieces = [replace(p, start=p.start + start, end=p.end + start) for p in cut.pieces]
         following = seek + cut.advance
         if session.options.with_words:
@@ -120,7 +120,12 @@ class Sequential:
         return following if following > seek else seek + size
 
     def _keep(
-        self, pieces: list[Piece], attempt: Attempt, recording: Recording, language: str, probability: float | None
+        self,
+        pieces: list[Piece],
+        attempt: Attempt,
+        recording: Recording,
+        language: str,
+        probability: float | None,
     ) -> None:
         """Add the pieces that say something, and remember them for the next window."""
         session = self._session
@@ -130,7 +135,10 @@ class Sequential:
         session.add(spoken, attempt, recording)
         self._history.add([i for piece in spoken for i in piece.ids])
         options = session.options
-        if not options.condition_on_previous_text or attempt.temperature > options.prompt_reset_on_temperature:
+        if (
+            not options.condition_on_previous_text
+            or attempt.temperature > options.prompt_reset_on_temperature
+        ):
             self._history.forget()
 
     async def _timed(

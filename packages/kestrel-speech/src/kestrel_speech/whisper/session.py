@@ -96,9 +96,12 @@ class Session:
         self.language = self._given_language()  # None until a window with speech has settled it
         self.language_probability: float | None = None
         self.source_duration: float | None = None
+        self.ids: list[int] = []
         self._scores = _Scores()
         self._shown_at = 0.0
-        self._clip = (0.0, None) if not self.options.clips else (self.options.clips[0][0], self.options.clips[-1][1])
+        self._clip = (
+            (0.0, None) if not self.options.clips else (self.options.clips[0][0], self.options.clips[-1][1])
+        )
 
     def _given_language(self) -> str | None:
         if not self.model.special.is_multilingual:
@@ -153,8 +156,9 @@ class Session:
         return self.model.tokenizer.decode(self.model.special.text_of(piece.ids))
 
     def note(self, attempt: Attempt) -> None:
-        """Count the scores of a window."""
+        """Count the scores of a window, and remember its ids."""
         self._scores.add(attempt)
+        self.ids += attempt.ids
 
     def add(self, pieces: Sequence[Piece], attempt: Attempt, recording: Recording) -> None:
         """Add pieces, whose times are positions of ``recording`` in seconds."""
@@ -171,7 +175,11 @@ class Session:
                 )
             self.segments.append(
                 SpokenSegment(
-                    text=self.text_of(piece), start=at(piece.start), end=at(piece.end), words=words, scores=attempt.scores
+                    text=self.text_of(piece),
+                    start=at(piece.start),
+                    end=at(piece.end),
+                    words=words,
+                    scores=attempt.scores,
                 )
             )
 

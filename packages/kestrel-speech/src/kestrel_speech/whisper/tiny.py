@@ -1,4 +1,7 @@
-"""A tiny random checkpoint of the family, in Hub layout: float32 weights, a byte-level tokenizer, both configs."""
+"""A tiny random checkpoint of the family, in Hub layout: float32 weights, a byte-level tokenizer, both configs.
+
+Its windows last 3 s, so that a file of some seconds is a long one.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,13 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 __all__ = ["TINY_LANGUAGES", "write_tiny"]
 
 TINY_LANGUAGES = ("en", "zh", "de", "es", "ja", "fr")
-TINY_TIMES = 51
-DIM, HEADS, LAYERS, FFN, MELS, CONTEXT = 64, 4, 2, 128, 80, 1500
+TINY_TIMES = 151
+DIM, HEADS, LAYERS, FFN, MELS, CONTEXT = 64, 4, 2, 128, 80, 150
+SUPPRESSED = (
+    "<|startoftranscript|>", "<|translate|>", "<|transcribe|>", "<|startoflm|>", "<|startofprev|>", "<|nospeech|>",
+)  # fmt: skip
+TIME_SPREAD, TIME_COMMON, EOT_COMMON = 0.6, 1.1, 0.9
+GAINS = {"encoder": 2.0, "decoder": 8.0}  # of MLPs, so that the next id is another
 SPREAD = 6.0  # of logits, so that the best two of them are rarely close
 
 
@@ -28,7 +36,7 @@ def write_tiny(directory: Path, seed: int, **changes: Any) -> None:
         "is_multilingual": True,
         "alignment_heads": [[1, 0], [1, 2]],
         "begin_suppress_tokens": [tokenizer.token_to_id("Ġ"), tokenizer.token_to_id("<|endoftext|>")],
-        "suppress_tokens": [tokenizer.token_to_id(token) for token in "#*@"],
+        "suppress_tokens": [tokenizer.token_to_id(token) for token in ("#", "*", "@", *SUPPRESSED)],
         "lang_to_id": {f"<|{code}|>": tokenizer.token_to_id(f"<|{code}|>") for code in TINY_LANGUAGES},
     }
     (directory / "generation_config.json").write_text(json.dumps(generation, indent=2), encoding="utf-8")
@@ -53,7 +61,7 @@ def tiny_config(tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 def tiny_tokenizer() -> Tokenizer:
-    """A token per byte, Whisper's control tokens, six languages and the times up to 1 s."""
+    """A token per byte, Whisper's control tokens, six languages and the times up to 3 s."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     control = [
         "<|endoftext|>", "<|startoftranscript|>", *(f"<|{code}|>" for code in TINY_LANGUAGES), "<|translate|>",
@@ -84,8 +92,11 @@ def random_weights(config: dict[str, Any], seed: int) -> dict[str, torch.Tensor]
         draw(f"model.encoder.{part}.weight", dim, ins, 3, scale=2.0)
         draw(f"model.encoder.{part}.bias", dim, scale=0.1)
     draw("model.decoder.embed_tokens.weight", config["vocab_size"], dim, scale=SPREAD)
-    for half, length in (("encoder", config["max_source_positions"]), ("decoder", config["max_target_positions"])):
-        draw(f"model.{half}.embed_positions.weight", length, dim, scale=dim**0.5 / 2)
+    for half, length in (
+        ("encoder", config["max_source_positions"]),
+        ("decoder", config["max_target_positions"]),
+    ):
+        draw(f"model.{half}.embed_positions.weight", length, dim, scale=dim**0.5)
         norm(f"model.{half}.layer_norm")
         for layer in range(config[f"{half}_layers"]):
             stem = f"model.{half}.layers.{layer}"
@@ -100,6 +111,17 @@ def random_weights(config: dict[str, Any], seed: int) -> dict[str, torch.Tensor]
             ffn = config[f"{half}_ffn_dim"]
             draw(f"{stem}.fc1.weight", ffn, dim, scale=2.0)
             draw(f"{stem}.fc1.bias", ffn, scale=0.1)
-            draw(f"{stem}.fc2.weight", dim, ffn, scale=2.0)
+            draw(f"{stem}.fc2.weight", dim, ffn, scale=GAINS[half])
             draw(f"{stem}.fc2.bias", dim, scale=0.1)
+    _mix(found["model.decoder.embed_tokens.weight"], generator)
     return found
+
+
+def _mix(table_VC: torch.Tensor, generator: torch.Generator) -> None:
+    """Make random outputs lively: times rise and fall together, and so does the end, now and then above all text."""
+    first = table_VC.shape[0] - TINY_TIMES
+    common = torch.randn(table_VC.shape[1], generator=generator, device="cpu")
+    times = table_VC[first:]
+    times.mul_(TIME_SPREAD).add_(common * TIME_COMMON)
+    eot = 256
+    table_VC[eot] = 0.5 * table_VC[eot] + EOT_COMMON * common

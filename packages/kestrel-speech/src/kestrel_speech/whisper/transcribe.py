@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kestrel.errors import InvalidRequestError, RequestCancelledError
 from kestrel.spi import Call, Completion, Infer
-from kestrel.types import ChunkKind, FinishReason, StreamChunk
+from kestrel.types import ChunkKind, FinishReason, StreamChunk, Token
 from kestrel_speech.opening import open_source
 from kestrel_speech.recording import SAMPLE_RATE, Clip, Recording, Source
 from kestrel_speech.whisper.features import HOP
@@ -28,8 +28,12 @@ async def transcribe(call: Call, infer: Infer, model: Model) -> Completion:
     _note_length(session, source)
     output = session.transcript().as_output()
     infer.emit(StreamChunk(ChunkKind.SNAPSHOT, value={**output, "provisional": False}))
-    seed = call.settings.seed or 0
-    return Completion(output=output, finish_reason=reason, seed=seed)
+    return Completion(
+        output=output,
+        finish_reason=reason,
+        seed=call.settings.seed or 0,
+        tokens=tuple(Token(i) for i in session.ids),
+    )
 
 
 async def _run(session: Session, source: Source) -> None:

@@ -31,7 +31,10 @@ class WindowPrompt:
 
     def ids(self, special: SpecialIds) -> tuple[int, ...]:
         """The prompt's ids."""
-        opening = (*((special.start_of_previous, *self.history) if self.history else ()), *self.opening(special))
+        opening = (
+            *((special.start_of_previous, *self.history) if self.history else ()),
+            *self.opening(special),
+        )
         if not self.with_times:
             opening += (special.no_timestamps,)
         elif self.prefix:
@@ -132,7 +135,13 @@ class WindowDecoder:
         return made
 
     def _request(
-        self, window: Prepared, prompt: WindowPrompt, decoding: Decoding, temperature: float, *, is_first: bool
+        self,
+        window: Prepared,
+        prompt: WindowPrompt,
+        decoding: Decoding,
+        temperature: float,
+        *,
+        is_first: bool,
     ) -> Request:
         settings = self.settings.with_(
             temperature=temperature,

@@ -95,7 +95,9 @@ def with_words(
         while at < len(words) and taken < wanted:
             word = words[at]
             if texts[at]:
-                mine.append(replace(word, text=texts[at], start=_at(offset, word.start), end=_at(offset, word.end)))
+                mine.append(
+                    replace(word, text=texts[at], start=_at(offset, word.start), end=_at(offset, word.end))
+                )
             taken += word.count
             at += 1
         piece = _settled(piece, mine, typical, last_speech) if mine else replace(piece, words=())
@@ -140,7 +142,8 @@ def _settled(piece: Piece, words: list[TimedWord], typical: float, last_speech: 
         last.end = max(last.start + typical, piece.end)
         end = piece.end
     spoken = tuple(
-        SpokenWord(word=word.text, start=word.start, end=word.end, probability=word.probability) for word in words
+        SpokenWord(word=word.text, start=word.start, end=word.end, probability=word.probability)
+        for word in words
     )
     return replace(piece, start=start, end=end, words=spoken)
 
