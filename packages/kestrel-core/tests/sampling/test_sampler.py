@@ -454,7 +454,25 @@ def test_sampling_can_be_captured_whatever_its_rows_need():
     sampler.set_row(1, SamplingParams(), seed=0)
     table, rows, h_NC = logits(0, 2), torch.tensor([0, 1]), torch.zeros(2, 3)
 
+    sampler._on_host = False  # as on an accelerator
     with CaptureGuard():
         sampled = sampler.sample(table, [0, 1], rows, h_NC, lambda h, ids: torch.zeros(2, 3, 8))
 
     assert sampled.status.tolist() == [RowStatus.OK, RowStatus.OK]
+
+
+@pytest.mark.parametrize("on_host", [True, False])
+@pytest.mark.parametrize("settings", [Settings(temperature=0.0), Settings(temperature=1.0, top_p=0.9)])
+def test_faults_are_the_same_whether_the_host_may_look_or_not(on_host, settings):
+    sampler = Sampler(SPEC, 4, CPU)
+    sampler._on_host = on_host
+    for row in range(4):
+        sampler.set_row(row, SamplingParams.resolve(settings, Decoding(), SPEC), seed=row)
+    table = logits(0, 4)
+    table[0, 3], table[1, 3], table[2] = torch.nan, torch.inf, -torch.inf
+
+    sampled = sampler.sample(table, [0, 1, 2, 3], torch.arange(4))
+
+    assert sampled.status.tolist() == [RowStatus.NON_FINITE] * 3 + [RowStatus.OK]
+    fine = sampler.sample(table[3:], [3], torch.tensor([3]))
+    assert fine.status.tolist() == [RowStatus.OK], "what steps share was written to"

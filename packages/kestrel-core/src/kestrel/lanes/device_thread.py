@@ -10,6 +10,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
+import torch
+
 from kestrel.errors import EngineStoppedError
 from kestrel.lanes.lane import Lane
 
@@ -127,11 +129,14 @@ class DeviceThread:
 
     def _run(self) -> None:
         try:
-            while not self._stopping:
-                busy = self._round()
-                if not busy:
-                    self._sleep()
-            self._round()
+            with (
+                torch.inference_mode()
+            ):  # once: turned on in every tick, it costs as much as a row's whole step
+                while not self._stopping:
+                    busy = self._round()
+                    if not busy:
+                        self._sleep()
+                self._round()
         except BaseException as cause:
             log.exception("the device thread ends: it met an error that belongs to no lane")
             self._broke = True

@@ -190,15 +190,17 @@ class TokenLane(Lane):
 
     def tick(self) -> bool:
         """One round. True while there is more to do without anything new coming in."""
+        if not torch.is_inference_mode_enabled():  # on a device thread it is
+            with torch.inference_mode():
+                return self.tick()
         board = self._board
-        with torch.inference_mode():
-            if not self._intake.is_empty or self._aborted is not None:
-                self._take_in()
-            at = self._deadlines.next
-            if at is not None:
-                self._expire(at)
-            launched = not self._paused and self._launch()
-            self._commit(launched)
+        if not self._intake.is_empty or self._aborted is not None:
+            self._take_in()
+        at = self._deadlines.next
+        if at is not None:
+            self._expire(at)
+        launched = not self._paused and self._launch()
+        self._commit(launched)
         if board.events:
             events, board.events = board.events, []
             self.sink(events)

@@ -66,6 +66,10 @@ class DecodeStage:
         self._cu = torch.arange(size + 1, dtype=torch.int32, device=device)
         self._stores = torch.zeros(0, 3, dtype=torch.int64, device=device)
         self._extents = DecodeExtents(self._small.host[0])
+        self._one_64, self._one_32 = (
+            np.ones((), np.int64),
+            np.ones((), np.int32),
+        )  # numpy adds a Python 1 slower
         self._tables: list[torch.Tensor] = []
         self._tables_version = -1
         self._batch: Batch | None = None
@@ -152,8 +156,8 @@ class DecodeStage:
 
     def advance(self) -> None:
         """After a launch: every row stands one position further. Slots that leave their page need ``enter_pages``."""
-        self._advancing += 1
-        self.computed += 1
+        np.add(self._advancing, self._one_64, out=self._advancing)
+        np.add(self.computed, self._one_32, out=self.computed)
         self._longest += 1
 
     def _gather(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import overload
 
 import numpy as np
@@ -11,6 +12,11 @@ from numpy.typing import NDArray
 from kestrel.spi.batch import RowExtent
 
 __all__ = ["DecodeExtents"]
+
+
+@lru_cache(maxsize=1 << 16)  # frozen values, made once: building them costs more than reading them
+def _one_token(computed: int) -> RowExtent:
+    return RowExtent(1, computed)
 
 
 class DecodeExtents(Sequence[RowExtent]):
@@ -29,7 +35,7 @@ class DecodeExtents(Sequence[RowExtent]):
 
     def _rows(self) -> tuple[RowExtent, ...]:
         if self._built is None:
-            self._built = tuple(RowExtent(1, n) for n in self._computed.tolist())
+            self._built = tuple([_one_token(n) for n in self._computed.tolist()])
         return self._built
 
     def __len__(self) -> int:

@@ -34,7 +34,7 @@ _PROBLEMS = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)  # not frozen: one is made per step, in a third of the time
 class Sampled:
     """Device tensors of N rows. What failed rows hold (``status`` not OK) is meaningless but in range.
 

@@ -9,7 +9,9 @@ Shapes: N rows of a step, V vocabulary, W aux width, C hidden.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 
@@ -34,6 +36,15 @@ _MASKED = Needs.STATIC | Needs.AUTOMATA | Needs.HOST
 _CAN_EMPTY = _MASKED | Needs.BIAS | Needs.LOGIT_RULES
 _CHANGED = _CAN_EMPTY | Needs.PENALTIES  # the logits are not the model's
 _PLAIN = Needs.STOP | Needs.AUX  # a row that needs no more is an argmax
+_MORE_THAN_ARGMAX = ~int(Needs.STOP)
+
+
+class _Blank(NamedTuple):
+    """Zeros for N rows, shared by steps in which no row has bins, stop ids or faults."""
+
+    aux_NW: torch.Tensor
+    stopped_N: torch.Tensor
+    status_N: torch.Tensor
 
 
 class Sampler:
@@ -53,8 +64,13 @@ class Sampler:
         self._counters = torch.zeros(rows, 3, dtype=torch.int64, device=device)  # seed, output index, choice
         self._noise = Gumbel(spec.vocab_size, device)
         self._stops = RowLists(rows, (-1,), device=device)
-        self._no_aux = torch.zeros(rows, spec.aux_width, dtype=torch.int64, device=device)
-        self._no_stop = torch.zeros(rows, dtype=torch.bool, device=device)
+        self._all_blank = _Blank(
+            torch.zeros(rows, spec.aux_width, dtype=torch.int64, device=device),
+            torch.zeros(rows, dtype=torch.bool, device=device),
+            torch.zeros(rows, dtype=torch.uint8, device=device),
+        )
+        self._blanks: dict[int, _Blank] = {}
+        self._on_host = device.type == "cpu"
         self._ones = torch.ones(rows, dtype=torch.int64, device=device)
         self._biases = Biases(rows, device)
         self._penalties = Penalties(spec.vocab_size, rows, device)
@@ -138,9 +154,17 @@ class Sampler:
         bits = 0
         for row in rows_host:
             bits |= self._needs[row]
-        needs = Needs(bits)
         best_N, ids_N = logits_NV.max(dim=1)  # the first of equals wins; a NaN anywhere is the best
-        status_N = (best_N - best_N).ne(0).view(torch.uint8)  # of all numbers, only finite ones are 0 here
+        blank = self._blank(len(rows_host))
+        status_N = self._faults(best_N, blank)
+        if not bits & _MORE_THAN_ARGMAX:
+            return Sampled(
+                ids=ids_N,
+                aux=blank.aux_NW,
+                stopped=self._stopped(ids_N, rows) if bits else blank.stopped_N,
+                status=status_N,
+            )
+        needs = Needs(bits)
         logprob_NV: torch.Tensor | None = None
         if needs & ~_PLAIN:
             processed_NV = logits_NV.float()
@@ -163,14 +187,27 @@ class Sampler:
             status_N = status_N.masked_fill(is_fault_N & (status_N == RowStatus.OK), RowStatus.NON_FINITE)
         return Sampled(
             ids=ids_N,
-            aux=aux_NW if has_aux else self._no_aux[: len(rows_host)],
-            stopped=self._stopped(ids_N, rows) if needs & Needs.STOP else self._no_stop[: len(rows_host)],
+            aux=aux_NW if has_aux else blank.aux_NW,
+            stopped=self._stopped(ids_N, rows) if needs & Needs.STOP else blank.stopped_N,
             status=status_N,
             has_aux=has_aux,
             logprob=None if logprob_NV is None else logprob_NV.gather(1, ids_N[:, None]).squeeze(1),
             top_ids=None if top is None else top.indices,
             top_logprobs=None if top is None else top.values,
         )
+
+    def _blank(self, count: int) -> _Blank:
+        if count not in self._blanks:
+            self._blanks[count] = _Blank(*(zeros[:count] for zeros in self._all_blank))
+        return self._blanks[count]
+
+    def _faults(self, best_N: torch.Tensor, blank: _Blank) -> torch.Tensor:
+        """Status [N] of rows by their best logit, which is a finite number unless the model failed."""
+        if self._on_host and all(
+            map(math.isfinite, best_N.tolist())
+        ):  # a look costs less than three operations
+            return blank.status_N
+        return (best_N - best_N).ne(0).view(torch.uint8)
 
     def _processed(self, logits_NV: torch.Tensor, rows: torch.Tensor, needs: Needs) -> torch.Tensor:
         """float32 logits after penalties, bias, masks and logit rules."""
