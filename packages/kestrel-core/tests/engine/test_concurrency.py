@@ -8,7 +8,7 @@ import pytest
 from engine_toys import idle, lanes, picture
 
 SETTINGS = {"max_tokens": 10}
-DRAWN = {"max_tokens": 10, "temperature": 1.0, "seed": 4}
+DRAWN = {"max_tokens": 10, "temperature": 8.0, "seed": 4}
 
 
 def mixed(engine):
@@ -86,8 +86,8 @@ def test_a_loop_that_ends_before_its_engine_leaves_no_unseen_failure(toys, caplo
         return engine
 
     engine = asyncio.run(careless())
-    threads = engine.fleet._threads.values()
-    for thread in threads:
+    for thread in engine.fleet._threads.values():
         thread.stop()
+    engine.fleet._shared.pool.close()
     gc.collect()
     assert not [record for record in caplog.records if record.name == "asyncio"]

@@ -182,6 +182,11 @@ class LoadedModel:
         """Abort what runs with ``error`` and give everything back. Blocks until the device thread has let go."""
         self.lane.abort(error)
         self.thread.remove(self.lane)
+        self.thread.call(_nothing).exception()  # once it has come to this, the thread holds the lane no more
+
+
+def _nothing() -> None:
+    pass
 
 
 def _encode(driver: TokenDriver, lane: TokenLane, item: Prepared, held: contextlib.ExitStack) -> Any:
