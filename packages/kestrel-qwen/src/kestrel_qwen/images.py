@@ -87,12 +87,13 @@ def patch_rows(frames: NDArray[np.uint8], vision: VisionConfig) -> NDArray[np.ui
     rows, columns = height // (side * merge), width // (side * merge)
     blocks = frames.reshape(count // span, span, rows, merge, side, columns, merge, side, channels)
     ordered = blocks.transpose(0, 2, 5, 3, 6, 8, 1, 4, 7)
-    return ordered.reshape(-1, channels * span * side * side)
+    patches: NDArray[np.uint8] = ordered.reshape(-1, channels * span * side * side)
+    return patches
 
 
 def digest_of(pixels: NDArray[np.uint8]) -> bytes:
     """SHA-256 over resized pixels (from which patches follow), their shape, and the version of the preparation."""
     found = hashlib.sha256(VERSION)
     found.update(repr(pixels.shape).encode())
-    found.update(np.ascontiguousarray(pixels))
+    found.update(np.ascontiguousarray(pixels).data)
     return found.digest()
