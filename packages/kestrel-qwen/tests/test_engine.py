@@ -13,6 +13,7 @@ from kestrel.plugins import PluginHost
 from kestrel.skills import builtin_skills
 from kestrel.spi import ImageItem, VideoItem
 from kestrel_qwen import plugin
+from kestrel_qwen.driver import QwenDriver
 
 GREEDY = {"temperature": 0, "max_tokens": 12, "ignore_eos": True}
 
@@ -154,17 +155,21 @@ def test_an_answer_about_a_picture_is_that_of_transformers(ask, pair):
     assert result.metrics.input_tokens == len(ids)
 
 
-def test_a_second_question_about_a_picture_reuses_all_of_it(ask, pair, monkeypatch):
-    from kestrel_qwen.driver import QwenDriver
-
-    encoded = []
+@pytest.fixture
+def encoded(monkeypatch):
+    """How many items each encoder launch took."""
+    seen = []
     original = QwenDriver.encode
 
     def encode(self, kind, packed):
-        encoded.append(len(packed))
+        seen.append(len(packed))
         return original(self, kind, packed)
 
     monkeypatch.setattr(QwenDriver, "encode", encode)
+    return seen
+
+
+def test_a_second_question_about_a_picture_reuses_all_of_it(ask, pair, encoded):
     calls = [query(picture(0), "what?"), query(picture(0), "who is it?"), query(picture(1), "what?")]
     (first, second, other), _ = ask(pair("dense").directory, calls)
     opening = 1 + len("user\n") + 1
@@ -173,6 +178,16 @@ def test_a_second_question_about_a_picture_reuses_all_of_it(ask, pair, monkeypat
     assert second.metrics.cached_tokens == opening + positions
     assert other.metrics.cached_tokens <= opening
     assert encoded == [1, 1]
+
+
+def test_a_chat_about_pictures_encodes_each_once(ask, pair, encoded):
+    turns = [[seen(picture(0)), said("look")], "a thing", [said("and this?"), seen(picture(1))], "two", "so?"]
+    calls = [chat(*turns[: 2 * i + 1], reasoning=True) for i in range(3)]
+    results, _ = ask(pair("moe, tied").directory, calls)
+    assert encoded == [1, 1]
+    thought = len("\n") + 1  # what opens the thinking, which the next turn drops
+    stable = [r.metrics.input_tokens - thought for r in results]
+    assert [r.metrics.cached_tokens for r in results] == [0, *stable[:-1]]
 
 
 @pytest.mark.parametrize("reasoning", [False, True])
