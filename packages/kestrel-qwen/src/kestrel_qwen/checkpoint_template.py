@@ -34,6 +34,8 @@ from kestrel_qwen.tool_calls import as_json
 if TYPE_CHECKING:
     from jinja2 import Template
 
+    from kestrel_qwen.sizes import TextConfig
+
 __all__ = ["CheckpointTemplate", "read_template", "thinks_by_default"]
 
 FILE = "chat_template.jinja"
@@ -59,7 +61,7 @@ def read_template(card: ModelCard) -> str | None:
     return source if isinstance(source, str) else None
 
 
-def thinks_by_default(source: str | None, hidden_size: int, *, is_moe: bool) -> bool:
+def thinks_by_default(source: str | None, text: TextConfig) -> bool:
     """Whether the model thinks when nobody says so: as its template does, else as published models of its size."""
     opening = ""
     if source is not None:
@@ -67,7 +69,7 @@ def thinks_by_default(source: str | None, hidden_size: int, *, is_moe: bool) -> 
             opening = CheckpointTemplate.compile(source).opening()
     if THINK in opening:
         return THOUGHT not in opening
-    return is_moe or hidden_size >= ALWAYS_THINKS
+    return text.moe is not None or text.hidden_size >= ALWAYS_THINKS
 
 
 @dataclass(frozen=True, slots=True)

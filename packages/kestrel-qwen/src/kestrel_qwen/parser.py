@@ -38,7 +38,6 @@ class AnswerParser(Parser):
     """
 
     def __init__(self, markers: Markers, *, thinking: bool, tools: Sequence[Tool] = ()) -> None:
-        self._tokenizer = markers.tokenizer
         self._tags = {i: name for i, name in markers.names.items() if name in TAGS}
         self._tools = tuple(tools)
         self._decoder = Detokeniser(markers.tokenizer)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from kestrel.spi import ModelCard, TextTokenizer
     from kestrel_qwen.config import QwenConfig
 
-__all__ = ["QwenPromptFormat", "defaults_of", "skills_of"]
+__all__ = ["QwenPromptFormat", "defaults_of", "skills_of", "thinks_of"]
 
 MAX_TOKENS = 4096  # thinking and answer together
 MAX_OBJECTS = 50
@@ -61,7 +61,7 @@ def defaults_of(skill: str, config: QwenConfig, *, thinks: bool) -> Mapping[str,
 
 def thinks_of(card: ModelCard, config: QwenConfig) -> bool:
     """Whether ``card`` thinks unless told not to."""
-    return thinks_by_default(read_template(card), config.text.hidden_size, is_moe=config.text.moe is not None)
+    return thinks_by_default(read_template(card), config.text)
 
 
 class QwenPromptFormat(PromptFormat):
@@ -79,8 +79,7 @@ class QwenPromptFormat(PromptFormat):
         self._config = config
         self._markers = Markers(tokenizer, config)
         self._template = template
-        size, is_moe = config.text.hidden_size, config.text.moe is not None
-        self._thinks = thinks_by_default(None, size, is_moe=is_moe) if thinks is None else thinks
+        self._thinks = thinks_by_default(None, config.text) if thinks is None else thinks
         ends = (self._markers.ids.get(name) for name in (END, END_OF_TEXT))
         self._stop = config.eos_ids | {i for i in ends if i is not None}
 
@@ -97,7 +96,7 @@ class QwenPromptFormat(PromptFormat):
                     "Put one beside config.json, or leave chat_template at 'builtin'"
                 )
             template = CheckpointTemplate.compile(source)
-        return cls(config, tokenizer, thinks=thinks_of(card, config), template=template)
+        return cls(config, tokenizer, thinks=thinks_by_default(source, config.text), template=template)
 
     def segments(self, skill: str, call: Call) -> list[Segment]:
         self.require(skill)

@@ -183,5 +183,5 @@ def test_the_source_is_a_file_or_an_entry_of_the_tokenizers_config(tmp_path):
         (None, True),
     ],
 )
-def test_a_template_decides_whether_its_model_thinks_by_default(source, thinks):
-    assert thinks_by_default(source, 4096, is_moe=False) is thinks
+def test_a_template_decides_whether_its_model_thinks_by_default(source, thinks, config):
+    assert thinks_by_default(source, config.text) is thinks
