@@ -157,3 +157,8 @@ def test_requests_that_qwen_has_no_form_for_are_refused(call, skill, inputs):
 def test_a_checkpoint_without_a_template_cannot_be_run_by_it(call):
     with pytest.raises(LoadError, match="chat_template"):
         call(chat_template="checkpoint")
+
+
+def test_a_template_that_is_neither_builtin_nor_the_checkpoints_is_refused():
+    with pytest.raises(InvalidRequestError, match="Did you mean 'checkpoint'"):
+        RuntimeConfig(chat_template="checkpoints")
