@@ -17,7 +17,6 @@ __all__ = ["open_source"]
 async def open_source(audio: Any, sample_rate: int | None, limits: MediaLimits, infer: Infer) -> Source:
     """``audio`` ready to be read. Raises InvalidMediaError and InvalidRequestError as ``kestrel.media`` does."""
     if isinstance(audio, AsyncIterable):
-        live = LiveAudio(audio, sample_rate=sample_rate)
-        return Source(LiveBlocks(live.blocks(), live.aclose))
+        return Source(LiveBlocks(LiveAudio(audio, sample_rate=sample_rate)))
     stream: AudioStream = await infer.cpu(lambda: open_audio(audio, sample_rate=sample_rate, limits=limits))
     return Source(FileBlocks(stream, infer))

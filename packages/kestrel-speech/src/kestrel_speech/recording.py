@@ -8,12 +8,12 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kestrel.media.audio import AudioStream
+from kestrel.media.live import LiveAudio
 from kestrel.spi import Infer
 
 __all__ = ["Blocks", "Clip", "FileBlocks", "LiveBlocks", "Recording", "SAMPLE_RATE", "Samples", "Source"]
@@ -72,8 +72,8 @@ class FileBlocks(Blocks):
 class LiveBlocks(Blocks):
     """Blocks of an async iterator, which ``close`` ends."""
 
-    def __init__(self, blocks: AsyncIterator[Samples], close: Callable[[], Awaitable[None]]) -> None:
-        self._blocks, self._close = blocks, close
+    def __init__(self, live: LiveAudio) -> None:
+        self._live, self._blocks = live, live.blocks()
 
     @property
     def duration_s(self) -> float | None:
@@ -92,7 +92,8 @@ class LiveBlocks(Blocks):
         return found
 
     async def close(self) -> None:
-        await self._close()
+        await self._blocks.aclose()
+        await self._live.aclose()  # of a generator that never began, nothing has run
 
 
 class Recording(ABC):
@@ -111,8 +112,8 @@ class Recording(ABC):
         """Samples before ``before`` are not needed any more."""
 
     @abstractmethod
-    def seconds_at(self, position: float) -> float:
-        """The time of a position on the whole file's clock."""
+    def seconds_at(self, position: float, *, is_end: bool = False) -> float:
+        """The time of a position on the whole file's clock; ``is_end``: of the sample before it."""
 
     @property
     @abstractmethod
@@ -150,7 +151,7 @@ class Source(Recording):
         self._floor = max(self._floor, before)
         self._drop()
 
-    def seconds_at(self, position: float) -> float:
+    def seconds_at(self, position: float, *, is_end: bool = False) -> float:
         return position / SAMPLE_RATE
 
     @property
@@ -161,14 +162,9 @@ class Source(Recording):
         return None if duration is None else round(duration * SAMPLE_RATE)
 
     @property
-    def received(self) -> int:
-        """Samples that came so far."""
-        return self._end
-
-    @property
-    def is_whole(self) -> bool:
-        """The end has been read."""
-        return self._is_whole
+    def is_live(self) -> bool:
+        """It is still going on, for all that is known."""
+        return isinstance(self._blocks, LiveBlocks)
 
     async def close(self) -> None:
         """Give the file or iterator back."""
@@ -209,8 +205,8 @@ class Clip(Recording):
     def forget(self, before: int) -> None:
         self._whole.forget(self._start + before)
 
-    def seconds_at(self, position: float) -> float:
-        return self._whole.seconds_at(self._start + position)
+    def seconds_at(self, position: float, *, is_end: bool = False) -> float:
+        return self._whole.seconds_at(self._start + position, is_end=is_end)
 
     @property
     def known_length(self) -> int | None:

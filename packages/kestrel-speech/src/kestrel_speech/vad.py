@@ -102,6 +102,11 @@ class SpeechDetector:
         self._spans = _Spans(options, self._model.hop)
         self._num_samples = 0
 
+    @property
+    def pending(self) -> int:
+        """No span that is still to come begins before this sample."""
+        return self._spans.pending
+
     def push(self, samples: Samples) -> list[Span]:
         """Spans that ended within what was pushed so far, in order, each once."""
         self._num_samples += len(samples)
@@ -151,6 +156,13 @@ class _Spans:
         self._cuttable = min(samples(_CUTTABLE_MS), self._min_silence)
         self._pad = round(samples(options.speech_pad_ms))
         self._longest = options.max_speech_duration_s * SAMPLE_RATE - 2 * self._pad
+
+    @property
+    def pending(self) -> int:
+        """Where the next span begins at the earliest."""
+        if self._closed is not None:
+            return self._closed[0]
+        return max(0, (self._at if self._start is None else self._start) - self._pad)
 
     def feed(self, probabilities: NDArray[np.float32]) -> list[Span]:
         """Spans whose extent is certain now."""

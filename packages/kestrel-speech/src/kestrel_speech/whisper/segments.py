@@ -38,8 +38,18 @@ class Cut:
     ends_single: bool
 
 
-def cut_window(ids: Sequence[int], special: SpecialIds, num_frames: int, *, with_times: bool = True) -> Cut:
-    """The segments of a window of ``num_frames`` whose ids (without the end) are ``ids``; one of them without times."""
+def cut_window(
+    ids: Sequence[int],
+    special: SpecialIds,
+    num_frames: int,
+    *,
+    with_times: bool = True,
+    keeps_rest: bool = False,
+) -> Cut:
+    """The segments of a window of ``num_frames`` whose ids (without the end) are ``ids``; one of them without times.
+
+    ``keeps_rest``: what is left unfinished is a segment up to the window's end, since no other window follows.
+    """
     if not with_times:
         piece = Piece(ids=tuple(ids), start=0.0, end=num_frames / FRAMES_PER_SECOND)
         return Cut(pieces=(piece,), advance=num_frames, ends_single=True)
@@ -54,6 +64,9 @@ def cut_window(ids: Sequence[int], special: SpecialIds, num_frames: int, *, with
         Piece(ids=tuple(ids[a:b]), start=_seconds(ids[a], special), end=_seconds(ids[b - 1], special))
         for a, b in pairwise([0, *stops])
     ]
+    if keeps_rest and stops[-1] < len(ids):
+        rest = tuple(ids[stops[-1] :])
+        pieces.append(Piece(ids=rest, start=_seconds(rest[0], special), end=num_frames / FRAMES_PER_SECOND))
     advance = num_frames if ends_single else (ids[stops[-1] - 1] - special.time_begin) * STEP_FRAMES
     return Cut(pieces=tuple(pieces), advance=advance or num_frames, ends_single=ends_single)
 

@@ -5,55 +5,18 @@ Positions are mel frames of the recording (a clip, or the speech of one); times 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
-from kestrel.spi import TextTokenizer
 from kestrel.types import Prepared
 from kestrel_speech.recording import SAMPLE_RATE, Recording
 from kestrel_speech.whisper.features import FRAMES_PER_SECOND, HOP
 from kestrel_speech.whisper.guard import Surroundings, judge, last_word_end
+from kestrel_speech.whisper.history import History
 from kestrel_speech.whisper.segments import Cut, Piece, cut_window
 from kestrel_speech.whisper.session import Session
 from kestrel_speech.whisper.window import Attempt, WindowPrompt
 
-__all__ = ["History", "Sequential"]
-
-
-class History:
-    """Ids of what was said before, as the next window's prompt shows them: at most ``room``, the newest.
-
-    The initial prompt is the oldest of them; with ``carries`` it stays in front.
-    """
-
-    def __init__(
-        self,
-        room: int,
-        tokenizer: TextTokenizer,
-        *,
-        initial: str | None = None,
-        hotwords: str | None = None,
-        carries: bool = False,
-    ) -> None:
-        self._room = room
-        self._hotwords = tuple(tokenizer.encode(" " + hotwords))[:room] if hotwords else ()
-        first = tuple(tokenizer.encode(" " + initial))[-room:] if initial else ()
-        self._carried = first if carries else ()
-        self._ids: list[int] = [] if carries else list(first)
-
-    def add(self, ids: Sequence[int]) -> None:
-        """What a window said, times included."""
-        self._ids = [*self._ids, *ids][-self._room :]
-
-    def forget(self) -> None:
-        """Nothing said so far is shown any more."""
-        self._ids = []
-
-    def ids(self) -> tuple[int, ...]:
-        """The prompt of the next window."""
-        front = (*self._hotwords, *self._carried)[: self._room]
-        left = self._room - len(front)
-        return (*front, *self._ids[len(self._ids) - min(left, len(self._ids)) :])
+__all__ = ["Sequential"]
 
 
 class Sequential:
@@ -63,16 +26,11 @@ class Sequential:
         self._session = session
         options, model = session.options, session.model
         self._with_times = with_times
-        self._history = History(
-            model.config.text_context // 2 - 1,
-            model.tokenizer,
-            initial=options.initial_prompt,
-            hotwords=None if options.prefix else options.hotwords,
-            carries=options.carry_initial_prompt,
-        )
+        self._history = History.of(options, model)
         prefix = model.tokenizer.encode(" " + options.prefix) if options.prefix else []
         self._prefix = tuple(prefix[: model.config.text_context // 2 - 1])
         self._last_speech = 0.0
+        self._tail = ""  # said, and not settled
 
     async def run(self, recording: Recording) -> None:
         """Every window of ``recording``."""
@@ -92,9 +50,7 @@ class Sequential:
         """Decode the window at ``seek``; where the next one starts."""
         session = self._session
         window = await session.prepare(await recording.read(seek * HOP, size * HOP))
-        language, probability = session.language, session.language_probability
-        if language is None:
-            language, probability = await session.detect(window)
+        language, probability = await self._language(window)
         prompt = WindowPrompt(
             task=session.options.task,
             language=language,
@@ -116,14 +72,22 @@ class Sequential:
             if believed is None:
                 return max(following, seek + 1)
             pieces = believed
-        self._keep(pieces, attempt, recording, language, probability)
+        self._keep(pieces, attempt, recording, start + size / FRAMES_PER_SECOND, language, probability)
         return following if following > seek else seek + size
+
+    async def _language(self, window: Prepared) -> tuple[str, float | None]:
+        """The language, if it is settled; else that of ``window``."""
+        session = self._session
+        if session.language is not None:
+            return session.language, session.language_probability
+        return await session.detect(window)
 
     def _keep(
         self,
         pieces: list[Piece],
         attempt: Attempt,
         recording: Recording,
+        until: float,
         language: str,
         probability: float | None,
     ) -> None:
@@ -132,7 +96,7 @@ class Sequential:
         spoken = [p for p in pieces if p.start != p.end and session.text_of(p).strip()]
         if spoken:
             session.language, session.language_probability = language, probability
-        session.add(spoken, attempt, recording)
+        session.add(spoken, attempt, recording, until)
         self._history.add([i for piece in spoken for i in piece.ids])
         options = session.options
         if (
@@ -197,4 +161,5 @@ class Sequential:
         session = self._session
         session.progress.completed = recording.seconds_at(seek * HOP)
         session.progress.attempt = 0
-        session.show()
+        session.show(self._tail)
+        self._tail = ""

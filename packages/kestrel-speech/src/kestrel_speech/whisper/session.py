@@ -119,12 +119,20 @@ class Session:
         model = self.model
         return await detect_language(window, self.infer, model.special, model.rules.language, self.settings)
 
-    async def decode(self, window: Prepared, prompt: WindowPrompt, *, shows: bool = False) -> Attempt:
-        """The text of ``window``; ``shows``: as it comes."""
+    async def settle_language(self, window: Prepared) -> None:
+        """Detect the language and keep it."""
+        self.language, self.language_probability = await self.detect(window)
+
+    async def decode(
+        self, window: Prepared, prompt: WindowPrompt, *, shows: bool = False, attempts: int | None = None
+    ) -> Attempt:
+        """The text of ``window``; ``shows``: as it comes. ``attempts``: how far down the ladder it may go."""
         rules = self.model.rules.window(
             with_times=prompt.with_times, goes_on=bool(prompt.prefix), **rule_options(self.options)
         )
-        return await self.decoder.decode(window, prompt, rules, self._partial if shows else None)
+        return await self.decoder.decode(
+            window, prompt, rules, self._partial if shows else None, attempts=attempts
+        )
 
     async def words(
         self,
@@ -160,24 +168,26 @@ class Session:
         self._scores.add(attempt)
         self.ids += attempt.ids
 
-    def add(self, pieces: Sequence[Piece], attempt: Attempt, recording: Recording) -> None:
-        """Add pieces, whose times are positions of ``recording`` in seconds."""
+    def add(self, pieces: Sequence[Piece], attempt: Attempt, recording: Recording, until: float) -> None:
+        """Add pieces, whose times are positions of ``recording`` in seconds; its sound ends at ``until``."""
 
-        def at(seconds: float) -> float:
-            return recording.seconds_at(seconds * SAMPLE_RATE)
+        def at(seconds: float, *, is_end: bool = False) -> float:
+            return recording.seconds_at(min(seconds, until) * SAMPLE_RATE, is_end=is_end or seconds >= until)
 
         for piece in pieces:
             words = None
             if self.options.timestamps == "word":
                 words = tuple(
-                    SpokenWord(word=w.word, start=at(w.start), end=at(w.end), probability=w.probability)
+                    SpokenWord(
+                        word=w.word, start=at(w.start), end=at(w.end, is_end=True), probability=w.probability
+                    )
                     for w in piece.words or ()
                 )
             self.segments.append(
                 SpokenSegment(
                     text=self.text_of(piece),
                     start=at(piece.start),
-                    end=at(piece.end),
+                    end=at(piece.end, is_end=True),
                     words=words,
                     scores=attempt.scores,
                 )

@@ -7,7 +7,11 @@ from kestrel.spi import Call, Completion, Infer
 from kestrel.types import ChunkKind, FinishReason, StreamChunk, Token
 from kestrel_speech.opening import open_source
 from kestrel_speech.recording import SAMPLE_RATE, Clip, Recording, Source
+from kestrel_speech.speech import SpeechOnly
+from kestrel_speech.vad import VadOptions
+from kestrel_speech.whisper.batched import Batched
 from kestrel_speech.whisper.features import HOP
+from kestrel_speech.whisper.live import Live
 from kestrel_speech.whisper.sequential import Sequential
 from kestrel_speech.whisper.session import Model, Session
 
@@ -40,7 +44,8 @@ async def _run(session: Session, source: Source) -> None:
     options = session.options
     window = session.model.config.num_frames * HOP
     clips = options.clips or ((0.0, None),)
-    way = Sequential(session, with_times=await _needs_times(session, source, window))
+    with_times = await _needs_times(session, source, window)
+    way = _way(session, source)(session, with_times=with_times)
     for start, end in clips:
         source.forget(round(start * SAMPLE_RATE))
         clip = Clip(source, round(start * SAMPLE_RATE), None if end is None else round(end * SAMPLE_RATE))
@@ -50,8 +55,19 @@ async def _run(session: Session, source: Source) -> None:
                 f"the clip starts at {start:g} s but the recording ends at {length:g} s. Give a clip inside it"
             )
         _note_length(session, source)
-        session.progress.is_long = session.progress.is_long or await clip.length_up_to(window + 1) > window
-        await way.run(clip)
+        is_long = source.is_live or await clip.length_up_to(window + 1) > window
+        session.progress.is_long = session.progress.is_long or is_long
+        if options.vad_filter and not isinstance(way, Batched):
+            vad = VadOptions.from_mapping(options.vad_parameters)
+            await way.run(SpeechOnly(clip, vad, session.infer))
+        else:
+            await way.run(clip)
+
+
+def _way(session: Session, source: Source) -> type[Sequential] | type[Batched]:
+    if source.is_live:
+        return Live
+    return Batched if session.options.batch_size > 1 else Sequential
 
 
 async def _needs_times(session: Session, source: Source, window: int) -> bool:
@@ -60,7 +76,7 @@ async def _needs_times(session: Session, source: Source, window: int) -> bool:
     options = session.options
     if options.without_timestamps is not None:
         return not options.without_timestamps
-    if options.timestamps != "none" or options.clips:
+    if options.timestamps != "none" or options.clips or source.is_live:
         return True
     return await source.length_up_to(window + 1) > window
 

@@ -112,13 +112,19 @@ class WindowDecoder:
     settings: Settings
 
     async def decode(
-        self, window: Prepared, prompt: WindowPrompt, decoding: Decoding, partial: Partial | None = None
+        self,
+        window: Prepared,
+        prompt: WindowPrompt,
+        decoding: Decoding,
+        partial: Partial | None = None,
+        *,
+        attempts: int | None = None,
     ) -> Attempt:
         """The first attempt that does not fail, else the last. ``partial`` makes chunks of ids so far (and the number
         of the attempt). Raises RequestCancelledError when the caller gives up."""
         made: Attempt | None = None
         no_speech = 0.0
-        for number, temperature in enumerate(self.ladder.temperatures):
+        for number, temperature in enumerate(self.ladder.temperatures[:attempts]):
             request = self._request(window, prompt, decoding, temperature, is_first=made is None)
             if partial is not None and request.settings.n == 1:
                 request = replace(request, reader=_reader(partial, number))
@@ -127,8 +133,10 @@ class WindowDecoder:
                 raise RequestCancelledError("the transcription was cancelled")
             if made is None:
                 no_speech = _probability(outputs[0])
-            attempts = [self._attempt(output, temperature, no_speech) for output in outputs]
-            made = max(attempts, key=lambda attempt: attempt.avg_logprob)
+            made = max(
+                (self._attempt(output, temperature, no_speech) for output in outputs),
+                key=lambda attempt: attempt.avg_logprob,
+            )
             if not made.fails(self.ladder):
                 break
         assert made is not None, "a ladder has at least one temperature"
