@@ -34,9 +34,10 @@ class EngineInfer(Infer):
         self.prompt = model.built.prompt
 
     async def __call__(self, request: Request) -> list[Completion]:
-        emit = self.emit if request.settings.n == 1 else None
+        is_watched = self._scope.emit is not None and request.settings.n == 1
+        emit = self.emit if is_watched else None
         outputs = [Output(request, emit) for _ in range(request.settings.n)]
-        receivers = await self._submit(request, [output.feed for output in outputs])
+        receivers = await self._submit(request, [output.feed for output in outputs], is_watched=is_watched)
         try:
             ends = await _all_done(receivers)
         finally:
@@ -53,7 +54,7 @@ class EngineInfer(Infer):
             for token in tokens:
                 queue.put_nowait(token)
 
-        receivers = await self._submit(request, [put])
+        receivers = await self._submit(request, [put], is_watched=True)
         receivers[0].done.add_done_callback(lambda _: queue.put_nowait(None))
         try:
             while (token := await queue.get()) is not None:
@@ -103,14 +104,15 @@ class EngineInfer(Infer):
             self._settle([receiver])
 
     async def _submit(
-        self, request: Request, feeds: Sequence[Callable[[Sequence[Token]], None]]
+        self, request: Request, feeds: Sequence[Callable[[Sequence[Token]], None]], *, is_watched: bool
     ) -> list[Receiver]:
         """Works on the lane, one per output; all of them or none. The call's first work alone counts as queued."""
         model, scope = self._model, self._scope
         scope.check()
         make = await self.cpu(lambda: model.works(request, scope))
         scope.check()
-        receivers = [model.router.open(model.lane.cancel, feed) for feed in feeds]
+        router, cancel = model.router, model.lane.cancel
+        receivers = [router.open(cancel, feed, is_watched=is_watched) for feed in feeds]
         scope.running.update(receivers)
         try:
             for choice, receiver in enumerate(receivers):

@@ -1,4 +1,5 @@
-"""Carries lane events from device threads to the event loop: one cross-thread call per tick, one receiver per work."""
+"""Carries lane events from device threads to the event loop: at most one cross-thread call per tick, one receiver per
+work."""
 
 from __future__ import annotations
 
@@ -13,23 +14,56 @@ __all__ = ["Receiver", "Router"]
 
 OnTokens = Callable[[Sequence[Token]], None]
 
+GATHERED = (
+    32  # tokens of a work that nobody watches, handed over together: waking the loop costs as much as a step
+)
+
 
 class Receiver:
     """One work's side of the event loop. ``done`` has one result: how the work finished, or the error that ended it.
 
     ``on_tokens`` is called with each batch of committed tokens, in order, before the end is known; what it raises
     ends this work alone. ``metrics`` is what the lane says that the work cost, None until its end there is known.
+    ``is_watched``: somebody wants to see each token when it is there.
     """
 
-    def __init__(self, work_id: int, cancel: Callable[[int], None], on_tokens: OnTokens) -> None:
+    def __init__(
+        self, work_id: int, cancel: Callable[[int], None], on_tokens: OnTokens, *, is_watched: bool
+    ) -> None:
         self.work_id = work_id
+        self.is_watched = is_watched
         self.metrics: Metrics | None = None
-        self.num_tokens = 0
         self.frames: list[int] = []
         self.durations: list[int] = []
         self.done: asyncio.Future[Finished] = asyncio.get_running_loop().create_future()
         self._cancel = cancel
         self._on_tokens = on_tokens
+        self._num_taken = 0
+        self._held: TokensReady | None = None  # of the device thread
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that the lane made for this work, as far as is known here."""
+        held = self._held
+        return self._num_taken + (0 if held is None else len(held.tokens))
+
+    def gather(self, event: Event, ready: list[Event]) -> None:
+        """Add ``event`` to ``ready``, or hold its tokens until there are more. On the device thread."""
+        held = self._held
+        if isinstance(event, TokensReady):
+            if held is None:
+                self._held = event
+                return
+            held.tokens += event.tokens
+            held.frames += event.frames
+            held.durations += event.durations
+            if len(held.tokens) < GATHERED:
+                return
+            event = held
+        elif held is not None:
+            ready.append(held)
+        self._held = None
+        ready.append(event)
 
     def cancel(self) -> None:
         """Ask the lane to end the work; it ends as "cancelled" with the tokens that it has by then."""
@@ -60,7 +94,7 @@ class Receiver:
     def _feed(self, event: TokensReady) -> None:
         if self.done.done():
             return
-        self.num_tokens += len(event.tokens)
+        self._num_taken += len(event.tokens)
         self.frames += event.frames
         self.durations += event.durations
         try:
@@ -81,9 +115,11 @@ class Router:
         self._ids = itertools.count(1)
         self._receivers: dict[int, Receiver] = {}
 
-    def open(self, cancel: Callable[[int], None], on_tokens: OnTokens) -> Receiver:
+    def open(
+        self, cancel: Callable[[int], None], on_tokens: OnTokens, *, is_watched: bool = True
+    ) -> Receiver:
         """A receiver under a fresh work id; ``cancel`` is its lane's."""
-        receiver = Receiver(next(self._ids), cancel, on_tokens)
+        receiver = Receiver(next(self._ids), cancel, on_tokens, is_watched=is_watched)
         self._receivers[receiver.work_id] = receiver
         return receiver
 
@@ -93,9 +129,20 @@ class Router:
         receiver.settle()
 
     def deliver(self, events: Sequence[Event]) -> None:
-        """Hand a tick's events to the event loop; called on a device thread."""
+        """Hand a tick's events to the event loop; called on a device thread. Tokens that nobody watches may wait."""
+        ready: list[Event] = []
+        for event in events:
+            receiver = self._receivers.get(event.work_id)
+            if receiver is None:  # nobody waits any more
+                continue
+            if receiver.is_watched:
+                ready.append(event)
+            else:
+                receiver.gather(event, ready)
+        if not ready:
+            return
         try:
-            self.loop.call_soon_threadsafe(self._dispatch, events)
+            self.loop.call_soon_threadsafe(self._dispatch, ready)
         except RuntimeError:  # the loop is closed: nobody waits any more
             return
 
