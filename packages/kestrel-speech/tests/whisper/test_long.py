@@ -16,11 +16,8 @@ def test_segments_and_ids_are_those_of_transformers(transcribe, oracle, conditio
     samples = noise(seed, 10.3)
     result = transcribe(samples, language="es", condition_on_previous_text=conditions)
     wanted = oracle.long(samples, max_tokens=40, language="es", condition_on_prev_tokens=conditions)
-    said = [
-        (oracle.text(ids), round(a, 3), round(b, 3))
-        for a, b, ids in wanted
-        if a != b and oracle.text(ids).strip()
-    ]
+    end = len(samples) / 16_000  # no time of ours lies outside the file
+    said = [(oracle.text(ids), round(min(a, end), 3), round(min(b, end), 3)) for a, b, ids in wanted]
     assert segments_of(oracle, result) == said
     assert len(said) > 3
     assert result.output["text"] == "".join(text for text, _, _ in said).strip()
