@@ -1,12 +1,13 @@
 """Memory: what a model may use, who makes room for whom, and when idle models go."""
 
 import asyncio
+import threading
 
 import pytest
 from engine_toys import lanes, picture, until, wait_without_threads
 
 from kestrel.engine import memory
-from kestrel.errors import CapacityError
+from kestrel.errors import CapacityError, InvalidRequestError, LoadError, RequestTimeoutError
 from kestrel.testing.engines import ALPHABET
 
 ENDLESS = {"ignore_eos": True, "max_tokens": 250}
@@ -121,6 +122,59 @@ async def test_requests_that_wait_for_a_model_load_it_once(toys, crowded):
         answers = await asyncio.gather(*(engine.query(question=f"{i}") for i in range(5)))
         assert {answer.model_id for answer in answers} == {"one"}
     assert toys.family.num_built == 3
+
+
+async def test_a_request_that_waits_for_a_model_can_give_up_alone(toys, crowded, monkeypatch):
+    from kestrel.engine import fleet
+
+    go_on = threading.Event()
+    real = fleet.load_model
+
+    def slow(*args):
+        go_on.wait()
+        return real(*args)
+
+    async with crowded("one", "two", room=1) as engine:
+        monkeypatch.setattr(fleet, "load_model", slow)
+        cancelled = asyncio.ensure_future(engine.query(question="?"))
+        patient = asyncio.ensure_future(engine.query(question="?"))
+        await asyncio.sleep(0.05)
+        cancelled.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await cancelled
+        with pytest.raises(RequestTimeoutError):
+            await engine.query(question="?", settings={"timeout_s": 0.02})
+        with pytest.raises(InvalidRequestError, match="temperature is -1"):
+            await engine.query(question="?", settings={"temperature": -1})
+        go_on.set()
+        assert (await patient).model_id == "one"
+        assert len(engine.fleet._threads) == 1
+    assert toys.family.num_built == 3
+
+
+async def test_a_load_that_nobody_waits_for_any_more_is_kept(toys, crowded):
+    async with crowded("one", "two", room=1) as engine:
+        task = asyncio.ensure_future(engine.query(question="?"))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await until(lambda: set(engine.stats()) == {"one"})
+        assert (await engine.query(question="?")).model_id == "one"
+    assert toys.family.num_built == 3
+
+
+async def test_a_model_that_cannot_be_loaded_again_fails_its_requests_and_no_others(toys, crowded):
+    async with crowded("one", "two", room=1) as engine:
+        path = toys.directory / "one" / "model.safetensors"
+        whole = path.read_bytes()
+        path.write_bytes(b"")
+        jobs = [engine.query(question="?"), engine.query(question="?")]
+        for failed in await asyncio.gather(*jobs, return_exceptions=True):
+            assert isinstance(failed, LoadError)
+        assert (await engine.model("two").query(question="?")).model_id == "two"
+        path.write_bytes(whole)
+        assert (await engine.query(question="?")).model_id == "one"
 
 
 async def test_a_prepared_picture_survives_the_model_that_prepared_it(toys, crowded):

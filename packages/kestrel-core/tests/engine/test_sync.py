@@ -2,6 +2,7 @@
 
 import asyncio
 import concurrent.futures
+import gc
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -115,6 +116,18 @@ def test_shutdown_ends_what_other_threads_wait_for(toys):
         with pytest.raises(EngineStoppedError, match="create a new one"):
             engine.query(question="?")
         engine.shutdown()
+
+
+def test_an_engine_that_is_dropped_stops_by_itself_but_not_while_it_is_used(toys):
+    handle = SyncEngine(toys.config(), plugins=toys.host).model()
+    gc.collect()
+    stream = handle.query(question="?", stream=True)
+    del handle
+    gc.collect()
+    assert "".join(chunk.text for chunk in stream) == ALPHABET
+    del stream
+    gc.collect()
+    wait_without_threads()
 
 
 def test_a_failed_start_leaves_no_thread_and_a_second_one_works(toys):

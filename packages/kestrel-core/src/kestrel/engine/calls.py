@@ -169,7 +169,7 @@ class CallRunner:
         self, name: str, scope: CallScope, span: Span, inputs: Mapping[str, Any], given: Given
     ) -> _Ready:
         skill = self._fleet.skill(name)
-        model = await self._fleet.ready(scope.model_id)
+        model = await self._model(skill, scope, given)
         prompt = model.require_skill(skill.name)
         defaults = prompt.defaults(skill.name)
         settings = skill.settings(given, defaults)
@@ -183,6 +183,16 @@ class CallRunner:
         model.intake.check(call.media)
         prompt.validate(skill.name, call)
         return _Ready(model, skill, call, scope, span)
+
+    async def _model(self, skill: Skill, scope: CallScope, given: Given) -> LoadedModel:
+        """The call's model. When it must be loaded first, wrong settings are refused before, and a timeout counts."""
+        if self._fleet.slot(scope.model_id).model is not None:
+            return await self._fleet.ready(scope.model_id)
+        scope.settings = skill.settings(given, {})
+        try:
+            return await asyncio.wait_for(self._fleet.ready(scope.model_id), scope.settings.timeout_s)
+        except asyncio.TimeoutError:
+            raise scope.timed_out() from None
 
     async def _answer(self, ready: _Ready) -> EngineResult:
         """The call's result. It runs in a task of its own, so that deadline, stop and stream can end it anywhere."""

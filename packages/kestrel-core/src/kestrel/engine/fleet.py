@@ -55,7 +55,6 @@ class Fleet:
         self._threads: dict[torch.device, DeviceThread] = {}
         self._change = asyncio.Lock()
         self._pausing = asyncio.Lock()
-        self._loads: set[asyncio.Future[LoadedModel]] = set()
         self._unloads: set[asyncio.Task[None]] = set()
         self._shared = Shared(
             router=router,
@@ -78,8 +77,8 @@ class Fleet:
                 log.info("%s: %s", model_id, blueprint.note)
             device = resolve_device(config.device)
             self._slots[model_id] = Slot(config=config, blueprint=blueprint, device=device)
-        for slot in self._slots.values():
-            await self._load(slot)
+        for model_id in self._slots:
+            await self.ready(model_id)
 
     # -- finding
 
@@ -127,10 +126,13 @@ class Fleet:
                 self._watch_idle(slot)
 
     async def ready(self, model_id: str) -> LoadedModel:
-        """The model, loaded again if it was unloaded."""
+        """The model, loaded again if it was unloaded. A caller that is cancelled leaves the load to the others."""
         slot = self.slot(model_id)
-        if slot.phase is Phase.UNLOADED:
-            await self._load(slot)
+        while slot.phase is Phase.UNLOADED:
+            if slot.loading is None:
+                slot.loading = asyncio.ensure_future(self._load(slot))
+                slot.loading.add_done_callback(lambda task: _load_ended(slot, task))
+            await asyncio.shield(slot.loading)
         if slot.model is None:
             raise EngineStoppedError(f"model {model_id!r} is stopped; create a new engine")
         return slot.model
@@ -166,26 +168,12 @@ class Fleet:
             await self._unload(min(idle, key=lambda s: s.used_at), f"to make room for {slot.model_id}")
 
     async def _loaded(self, slot: Slot, sharers: int) -> LoadedModel:
-        demand = await asyncio.to_thread(plan_memory, slot.blueprint, slot.device, sharers)
-        load = asyncio.ensure_future(
-            asyncio.to_thread(
-                load_model,
-                slot.blueprint,
-                slot.device,
-                demand,
-                self._thread(slot.device),
-                self._shared,
-                self._reporter,
-            )
+        blueprint, device = slot.blueprint, slot.device
+        demand = await asyncio.to_thread(plan_memory, blueprint, device, sharers)
+        thread = self._thread(device)
+        return await asyncio.to_thread(
+            load_model, blueprint, device, demand, thread, self._shared, self._reporter
         )
-        self._loads.add(load)
-        load.add_done_callback(self._load_ended)
-        return await asyncio.shield(load)  # a thread cannot be interrupted; ``stop`` waits for it
-
-    def _load_ended(self, load: asyncio.Future[LoadedModel]) -> None:
-        self._loads.discard(load)
-        if not load.cancelled():
-            load.exception()  # seen: whoever waited has it, and after a cancellation nobody waits
 
     async def _unload(self, slot: Slot, why: str) -> None:
         """Close a loaded model; the caller holds the lock."""
@@ -261,8 +249,6 @@ class Fleet:
         self._reporter.stop()
         self._shared.pool.close()
         async with self._change:
-            if self._loads:
-                await asyncio.wait(self._loads)
             for slot in self._slots.values():
                 slot.stop_clock()
                 model, slot.model, slot.phase = slot.model, None, Phase.STOPPED
@@ -271,6 +257,12 @@ class Fleet:
             threads, self._threads = list(self._threads.values()), {}
             for thread in threads:
                 await asyncio.to_thread(thread.stop)
+
+
+def _load_ended(slot: Slot, task: asyncio.Task[None]) -> None:
+    slot.loading = None
+    if not task.cancelled():
+        task.exception()  # seen: whoever waits has it, and perhaps nobody waits any more
 
 
 class _Reporter:

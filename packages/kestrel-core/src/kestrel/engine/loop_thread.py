@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from kestrel.errors import EngineStoppedError, InvalidRequestError
@@ -65,6 +66,15 @@ class LoopThread:
         self._thread.join()
         if is_first:
             self._loop.close()
+
+    def abandon(self, last: Callable[[bool], Coroutine[Any, Any, None]]) -> None:
+        """Run ``last(False)``, then ``stop``, without waiting for it."""
+        threading.Thread(target=self._end, args=(last,), name="kestrel-sync-end", daemon=True).start()
+
+    def _end(self, last: Callable[[bool], Coroutine[Any, Any, None]]) -> None:
+        with contextlib.suppress(EngineStoppedError):
+            self.run(last(False))
+        self.stop()
 
 
 async def _wind_down() -> None:

@@ -26,13 +26,17 @@ class Phase(Enum):
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Slot:
-    """A model's place in the engine. ``num_users``: calls that have or await it. ``model`` is None unless READY."""
+    """A model's place in the engine. ``num_users``: calls that have or await it. ``model`` is None unless READY.
+
+    ``loading`` is the task that loads it, for all who wait for it.
+    """
 
     config: RuntimeConfig
     blueprint: Blueprint
     device: torch.device
     phase: Phase = Phase.UNLOADED
     model: LoadedModel | None = None
+    loading: asyncio.Task[None] | None = None
     num_users: int = 0
     used_at: float = 0.0
     idle_timer: asyncio.TimerHandle | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any
@@ -25,9 +26,10 @@ __all__ = ["SyncEngine", "SyncModel", "SyncStream"]
 class SyncStream:
     """An iterator of ``StreamChunk``; ``result()`` waits for the end, ``close()`` (or leaving early) cancels."""
 
-    def __init__(self, stream: EngineStream, loop: LoopThread) -> None:
+    def __init__(self, stream: EngineStream, loop: LoopThread, owner: object) -> None:
         self._stream = stream
         self._loop = loop
+        self._owner = owner  # an engine that is used is not dropped
         self.request_id = stream.request_id
 
     def __iter__(self) -> Iterator[StreamChunk]:
@@ -85,15 +87,17 @@ class _Waiting(Verbs[EngineResult, SyncStream]):
     def start_stream(
         self, skill: str, inputs: Mapping[str, Any], settings: GivenSettings = None
     ) -> SyncStream:
-        return SyncStream(self._loop.run(self._verbs.start_stream(skill, inputs, settings)), self._loop)
+        stream = self._loop.run(self._verbs.start_stream(skill, inputs, settings))
+        return SyncStream(stream, self._loop, self)
 
 
 class SyncModel(_Waiting):
     """One model of a ``SyncEngine``."""
 
-    def __init__(self, handle: ModelHandle, loop: LoopThread) -> None:
+    def __init__(self, handle: ModelHandle, loop: LoopThread, owner: SyncEngine) -> None:
         super().__init__(handle, loop)
         self._handle = handle
+        self._owner = owner
         self.model_id = handle.model_id
 
     @property
@@ -118,7 +122,8 @@ class SyncModel(_Waiting):
 class SyncEngine(_Waiting):
     """``InferenceEngine`` without ``await``; arguments as ``InferenceEngine.create``. Use it as a context manager.
 
-    Any number of threads may use it at once.
+    Any number of threads may use it at once. One that is dropped without ``shutdown``, as notebooks do, stops by
+    itself.
     """
 
     def __init__(
@@ -139,6 +144,8 @@ class SyncEngine(_Waiting):
             loop.stop()
             raise
         super().__init__(self._engine, loop)
+        self._dropped = weakref.finalize(self, loop.abandon, self._engine.shutdown)
+        self._dropped.atexit = False  # at exit its threads end with the interpreter
 
     def __enter__(self) -> SyncEngine:
         return self
@@ -155,7 +162,7 @@ class SyncEngine(_Waiting):
 
     def model(self, model_id: str | None = None) -> SyncModel:
         """The handle of a model (None: the default)."""
-        return SyncModel(self._engine.model(model_id), self._loop)
+        return SyncModel(self._engine.model(model_id), self._loop, self)
 
     def prepare(self, image: Any, settings: GivenSettings = None) -> PreparedMedia:
         """``image`` decoded and prepared once by the default model."""
@@ -175,6 +182,7 @@ class SyncEngine(_Waiting):
 
     def shutdown(self, drain: bool = True, timeout_s: float | None = None) -> None:
         """Stop the engine; see ``InferenceEngine.shutdown``. Idempotent."""
+        self._dropped.detach()
         with contextlib.suppress(EngineStoppedError):  # another thread's shutdown got there first
             self._loop.run(self._engine.shutdown(drain, timeout_s))
         self._loop.stop()
