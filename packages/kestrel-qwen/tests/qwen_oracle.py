@@ -92,6 +92,9 @@ def logits(model: Any, ids: list[int], **media: Any) -> torch.Tensor:
 def _randomise(model: Any, seed: int) -> None:
     """Weights at which what was read long ago still shows, and the best two logits are rarely close."""
     generator = torch.Generator().manual_seed(seed)
+    tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
+    # A tied head would name the token it was given, were its embedding not small beside what the layers add.
+    gains = {"embed_tokens.weight": 1.0 if tied else 8.0, "lm_head.weight": 8.0}
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             values = torch.randn(parameter.shape, generator=generator)
@@ -100,8 +103,6 @@ def _randomise(model: Any, seed: int) -> None:
             elif parameter.ndim == 1:
                 parameter.add_(values * 0.1)
             else:
-                gain = 8.0 if name.endswith(("lm_head.weight", "embed_tokens.weight")) else 1.0
-                inputs = (
-                    parameter.shape[-1] if parameter.ndim == 3 and "experts" in name else parameter[0].numel()
-                )
+                gain = next((gain for end, gain in gains.items() if name.endswith(end)), 1.5 if tied else 1.0)
+                inputs = parameter.shape[-1] if "experts" in name else parameter[0].numel()
                 parameter.copy_(values * gain / inputs**0.5)
