@@ -14,7 +14,7 @@ from kestrel.spi import Infer
 from kestrel_speech.recording import SAMPLE_RATE, Recording, Samples
 from kestrel_speech.vad import Span, SpeechDetector, VadOptions
 
-__all__ = ["Joined", "SpeechOnly", "SpeechSpans"]
+__all__ = ["Held", "Joined", "SpeechOnly", "SpeechSpans"]
 
 STEP = 10 * SAMPLE_RATE  # samples that the detector hears at a time
 LONGEST_SPAN_S = 600.0  # a longer one is cut at a pause, so that it need not be held whole
@@ -100,6 +100,29 @@ class Joined(Recording):
 
     def _end_of(self, span: int) -> int:
         return self._begins[span + 1] if span + 1 < len(self._begins) else self._length
+
+
+class Held(Recording):
+    """Samples that are in memory, on the clock of the recording that they come from."""
+
+    def __init__(self, samples: Samples, origin: Recording) -> None:
+        self._samples, self._origin = samples, origin
+
+    @property
+    def known_length(self) -> int | None:
+        return len(self._samples)
+
+    async def read(self, start: int, count: int) -> Samples:
+        return self._samples[start : start + count]
+
+    async def length_up_to(self, position: int) -> int:
+        return min(position, len(self._samples))
+
+    def forget(self, before: int) -> None:
+        """Nothing: all of it goes at once."""
+
+    def seconds_at(self, position: float, *, is_end: bool = False) -> float:
+        return self._origin.seconds_at(position, is_end=is_end)
 
 
 class SpeechOnly(Joined):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
@@ -46,7 +46,7 @@ class LiveAudio:
         """How much has been heard so far."""
         return self._num_samples / SAMPLE_RATE
 
-    async def blocks(self) -> AsyncIterator[Samples]:
+    async def blocks(self) -> AsyncGenerator[Samples, None]:
         """Samples [n] float32 at 16 kHz, n > 0, as soon as they are there. Read once.
 
         Raises InvalidMediaError for a wrong chunk, when no sample came at all, and past 24 h.

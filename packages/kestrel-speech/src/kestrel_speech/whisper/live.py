@@ -7,66 +7,57 @@ from dataclasses import replace
 from kestrel_speech.recording import Recording
 from kestrel_speech.whisper.features import FRAMES_PER_SECOND, HOP
 from kestrel_speech.whisper.segments import cut_window
-from kestrel_speech.whisper.sequential import Sequential
-from kestrel_speech.whisper.session import Session
-from kestrel_speech.whisper.window import WindowPrompt
+from kestrel_speech.whisper.session import Heard
+from kestrel_speech.whisper.walk import Walk
 
-__all__ = ["Live"]
+__all__ = ["live"]
 
 EVERY_S = 5.0  # of new sound between two looks at it
 SETTLED_S = 1.0  # segments that end so long before the newest sound are final
 
 
-class Live(Sequential):
-    """As ``Sequential``, for recordings that are still going on."""
+async def live(recording: Recording, walk: Walk) -> None:
+    """Transcribe ``recording`` while it is still going on."""
+    session = walk.session
+    full = session.model.config.num_frames
+    every = min(round(EVERY_S * FRAMES_PER_SECOND), full)
+    seek = seen = 0
+    while True:
+        wanted = min(max(seen, seek) + every, seek + full)
+        have = await recording.length_up_to(wanted * HOP) // HOP
+        if have <= seek:
+            return
+        tail = ""
+        if have < wanted or have - seek >= full:  # it is over, or a window is full: what is said now stays
+            found = await walk.step(recording, seek, have - seek)
+            session.accept(found.heard)
+            seek = found.following
+        else:
+            seek, tail = await _look(recording, seek, have - seek, walk)
+        seen = max(have, seek)
+        recording.forget(seek * HOP)
+        session.reached(recording.seconds_at(seek * HOP), tail)
 
-    def __init__(self, session: Session, *, with_times: bool = True) -> None:
-        super().__init__(session, with_times=with_times)
-        full = session.model.config.num_frames
-        self._every = min(round(EVERY_S * FRAMES_PER_SECOND), full)
-        self._full = full
 
-    async def run(self, recording: Recording) -> None:
-        seek, seen = 0, 0
-        while True:
-            wanted = min(max(seen, seek) + self._every, seek + self._full)
-            have = await recording.length_up_to(wanted * HOP) // HOP
-            if have <= seek:
-                return
-            if have < wanted or have - seek >= self._full:  # over, or a window is full: these steps are final
-                seek = await self._window(recording, seek, have - seek)
-            else:
-                seek = await self._look(recording, seek, have - seek)
-            seen = max(have, seek)
-            recording.forget(seek * HOP)
-            self._show(recording, seek)
-
-    async def _look(self, recording: Recording, seek: int, size: int) -> int:
-        """Decode what there is of the window; keep what is settled, show the rest. Where the next look begins."""
-        session = self._session
-        window = await session.prepare(await recording.read(seek * HOP, size * HOP))
-        language, probability = await self._language(window)
-        prompt = WindowPrompt(
-            task=session.options.task, language=language, history=self._history.ids(), with_times=True
-        )
-        attempt = await session.decode(window, prompt, attempts=1)
-        if attempt.is_silence(session.ladder) or not self._with_times:
-            return seek
-        start, latest = seek / FRAMES_PER_SECOND, size / FRAMES_PER_SECOND - SETTLED_S
-        cut = cut_window(attempt.ids, session.model.special, size, keeps_rest=True)
-        settled = []
-        for piece in cut.pieces[:-1]:
-            if piece.end > latest:
-                break
-            settled.append(replace(piece, start=piece.start + start, end=piece.end + start))
-        rest = cut.pieces[len(settled) :]
-        if settled and session.options.with_words:
-            settled = await session.words(
-                settled, window, prompt, size, offset=start, last_speech=self._last_speech
-            )
-        if settled:
-            session.note(attempt)
-            self._keep(settled, attempt, recording, start + size / FRAMES_PER_SECOND, language, probability)
-            self._last_speech = settled[-1].end
-        self._tail = "".join(session.text_of(piece) for piece in rest)
-        return round(settled[-1].end * FRAMES_PER_SECOND) if settled else seek
+async def _look(recording: Recording, seek: int, size: int, walk: Walk) -> tuple[int, str]:
+    """Decode what there is of the window; keep what is settled. Where the next look begins, and what is not settled."""
+    session = walk.session
+    window = await walk.open(recording, seek, size)
+    attempt = await session.decode(window.prepared, window.prompt, attempts=1)
+    if attempt.is_silence(session.ladder):
+        return seek, ""
+    if not window.prompt.with_times:
+        return seek, attempt.text
+    cut = cut_window(attempt.ids, session.model.special, size, keeps_rest=True)
+    pieces = [replace(p, start=p.start + window.start, end=p.end + window.start) for p in cut.pieces]
+    count = next((i for i, p in enumerate(pieces) if p.end > window.end - SETTLED_S), len(pieces) - 1)
+    settled, rest = pieces[:count], pieces[count:]
+    if settled:
+        if session.options.with_words:
+            settled = await walk.words(window, settled)
+        walk.spoke_until(settled)
+        heard = Heard(recording=recording, attempt=attempt, language=window.prompt.language, until=window.end,
+                      probability=window.probability, pieces=tuple(settled))  # fmt: skip
+        session.accept(walk.keep(heard))
+        seek = max(seek + 1, round(settled[-1].end * FRAMES_PER_SECOND))
+    return seek, "".join(session.text_of(piece) for piece in rest)

@@ -20,7 +20,7 @@ from kestrel_speech.whisper.tokens import SpecialIds
 from kestrel_speech.whisper.window import Attempt, WindowDecoder, WindowPrompt
 from kestrel_speech.whisper.words import Marks, time_words, with_words
 
-__all__ = ["Model", "Session"]
+__all__ = ["Heard", "Model", "Session"]
 
 SHOW_EVERY_S = 0.1  # snapshots of a window in progress
 
@@ -65,6 +65,19 @@ class _Scores:
             "compression_ratio": round(self.ratio, 4),
             "no_speech_prob": round(self.no_speech / self.windows, 6),
         }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heard:
+    """What one window gave: ``pieces`` that say something, their times in seconds of ``recording``, where the window's
+    sound ends ``until``."""
+
+    recording: Recording
+    attempt: Attempt
+    language: str | None
+    probability: float | None
+    until: float
+    pieces: tuple[Piece, ...] = ()
 
 
 @dataclass(slots=True)
@@ -163,18 +176,20 @@ class Session:
         """The text of a piece, with the space before it."""
         return self.model.tokenizer.decode(self.model.special.text_of(piece.ids))
 
-    def note(self, attempt: Attempt) -> None:
-        """Count the scores of a window, and remember its ids."""
-        self._scores.add(attempt)
-        self.ids += attempt.ids
-
-    def add(self, pieces: Sequence[Piece], attempt: Attempt, recording: Recording, until: float) -> None:
-        """Add pieces, whose times are positions of ``recording`` in seconds; its sound ends at ``until``."""
+    def accept(self, heard: Heard) -> None:
+        """Add what a window gave; its language is settled by the first that says something."""
+        self._scores.add(heard.attempt)
+        self.ids += heard.attempt.ids
+        if not heard.pieces:
+            return
+        if self.language is None:
+            self.language, self.language_probability = heard.language, heard.probability
 
         def at(seconds: float, *, is_end: bool = False) -> float:
-            return recording.seconds_at(min(seconds, until) * SAMPLE_RATE, is_end=is_end or seconds >= until)
+            position = min(seconds, heard.until) * SAMPLE_RATE
+            return heard.recording.seconds_at(position, is_end=is_end or seconds >= heard.until)
 
-        for piece in pieces:
+        for piece in heard.pieces:
             words = None
             if self.options.timestamps == "word":
                 words = tuple(
@@ -189,7 +204,7 @@ class Session:
                     start=at(piece.start),
                     end=at(piece.end, is_end=True),
                     words=words,
-                    scores=attempt.scores,
+                    scores=heard.attempt.scores,
                 )
             )
 
@@ -215,8 +230,10 @@ class Session:
 
     # -- progress
 
-    def show(self, tail: str = "") -> None:
-        """Show a snapshot to whoever streams."""
+    def reached(self, seconds: float, tail: str = "") -> None:
+        """Everything before ``seconds`` of the file is done; show it, and the ``tail`` behind that is not settled."""
+        self.progress.completed = seconds
+        self.progress.attempt = 0
         self.infer.emit(self._snapshot(tail))
 
     def _snapshot(self, tail: str) -> StreamChunk:

@@ -9,11 +9,11 @@ from kestrel_speech.opening import open_source
 from kestrel_speech.recording import SAMPLE_RATE, Clip, Recording, Source
 from kestrel_speech.speech import SpeechOnly
 from kestrel_speech.vad import VadOptions
-from kestrel_speech.whisper.batched import Batched
+from kestrel_speech.whisper.batched import batched
 from kestrel_speech.whisper.features import HOP
-from kestrel_speech.whisper.live import Live
-from kestrel_speech.whisper.sequential import Sequential
+from kestrel_speech.whisper.live import live
 from kestrel_speech.whisper.session import Model, Session
+from kestrel_speech.whisper.walk import Walk
 
 __all__ = ["transcribe"]
 
@@ -45,29 +45,39 @@ async def _run(session: Session, source: Source) -> None:
     window = session.model.config.num_frames * HOP
     clips = options.clips or ((0.0, None),)
     with_times = await _needs_times(session, source, window)
-    way = _way(session, source)(session, with_times=with_times)
+    walk = Walk(session, with_times=with_times)
     for start, end in clips:
-        source.forget(round(start * SAMPLE_RATE))
-        clip = Clip(source, round(start * SAMPLE_RATE), None if end is None else round(end * SAMPLE_RATE))
-        if not await clip.length_up_to(1):
-            length = (await source.length_up_to(round(start * SAMPLE_RATE))) / SAMPLE_RATE
-            raise InvalidRequestError(
-                f"the clip starts at {start:g} s but the recording ends at {length:g} s. Give a clip inside it"
-            )
+        clip = await _clip(source, start, end)
         _note_length(session, source)
         is_long = source.is_live or await clip.length_up_to(window + 1) > window
         session.progress.is_long = session.progress.is_long or is_long
-        if options.vad_filter and not isinstance(way, Batched):
-            vad = VadOptions.from_mapping(options.vad_parameters)
-            await way.run(SpeechOnly(clip, vad, session.infer))
-        else:
-            await way.run(clip)
+        if options.batch_size > 1 and not source.is_live:
+            await batched(clip, session, with_times=with_times)
+            continue
+        speech: Recording = clip
+        if options.vad_filter:
+            speech = SpeechOnly(clip, VadOptions.from_mapping(options.vad_parameters), session.infer)
+        await (live if source.is_live else sequential)(speech, walk)
 
 
-def _way(session: Session, source: Source) -> type[Sequential] | type[Batched]:
-    if source.is_live:
-        return Live
-    return Batched if session.options.batch_size > 1 else Sequential
+async def _clip(source: Source, start: float, end: float | None) -> Clip:
+    first = round(start * SAMPLE_RATE)
+    source.forget(first)
+    clip = Clip(source, first, None if end is None else round(end * SAMPLE_RATE))
+    if not await clip.length_up_to(1):
+        length = await source.length_up_to(first) / SAMPLE_RATE
+        raise InvalidRequestError(
+            f"the clip starts at {start:g} s but the recording ends at {length:g} s. Give a clip inside it"
+        )
+    return clip
+
+
+async def sequential(recording: Recording, walk: Walk) -> None:
+    """Transcribe ``recording`` window by window."""
+    async for found in walk.windows(recording):
+        walk.session.accept(found.heard)
+        recording.forget(found.following * HOP)
+        walk.session.reached(recording.seconds_at(found.following * HOP))
 
 
 async def _needs_times(session: Session, source: Source, window: int) -> bool:
