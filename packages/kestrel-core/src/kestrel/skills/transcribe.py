@@ -63,23 +63,21 @@ class TranscribeSkill(Skill):
         return text_request(self.name, call, prompt, tokenizer, shape)
 
     def settings(self, given: Mapping[str, Any] | Settings | None, defaults: Mapping[str, Any]) -> Settings:
+        ladder = Ladder.parse({name: value for name, value in defaults.items() if name in LADDER_NAMES})
         if isinstance(given, Settings):
-            given = {**given.given(), **given.extra}
+            known = given.extra.get("ladder")
+            ladder = known if isinstance(known, Ladder) else ladder
+            given = {k: v for k, v in given.given().items() if k != "temperature" or ladder is not known}
         mine = {ALIASES.get(name, name): value for name, value in (given or {}).items()}
         _refuse_beams(mine)
-        for name in list(REFUSED):
-            mine.pop(name, None)
-        ladder = {name: mine.pop(name) for name in list(mine) if name in LADDER_NAMES}
+        changes = {name: mine.pop(name) for name in list(mine) if name in LADDER_NAMES}
         if unknown := [name for name in mine if name not in PLAIN]:
             raise InvalidRequestError(
-                f"{self.name} takes no setting {unknown[0]!r}. {closest(str(unknown[0]), _SETTINGS - ALIASES.keys())}"
+                f"{self.name} takes no setting {unknown[0]!r}. {closest(str(unknown[0]), self.setting_names())}"
             )
         plain = {name: value for name, value in defaults.items() if name in PLAIN}
-        base = {name: value for name, value in defaults.items() if name in LADDER_NAMES}
-        return _with_ladder(
-            Settings.from_mapping(mine, defaults=plain, allowed=PLAIN, skill=self.name),
-            Ladder.parse({**base, **ladder}),
-        )
+        settings = Settings.from_mapping(mine, defaults=plain, allowed=PLAIN, skill=self.name)
+        return _with_ladder(settings, ladder.with_(**changes))
 
     def setting_names(self) -> frozenset[str]:
         return PLAIN | LADDER_NAMES
