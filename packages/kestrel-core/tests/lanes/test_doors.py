@@ -7,8 +7,11 @@ from kestrel.errors import (
     EngineBusyError,
     EngineStoppedError,
     InvalidRequestError,
+    ModelFaultError,
+    PluginError,
     RequestTimeoutError,
 )
+from kestrel.lanes.deadlines import Deadlines
 from kestrel.testing.bench import Bench
 from kestrel.testing.invariants import check_idle
 from kestrel.testing.toys import FakeTokenDriver, ToyHybrid, toy_media
@@ -145,3 +148,87 @@ def test_ten_thousand_queued_works_are_taken_without_quadratic_cost():
         bench.lane.cancel(work_id)
     bench.run()
     assert sum(len(bench.outcomes[i].ids) for i in works) == 6000
+
+
+class Interrupted:
+    """``submitted`` of an intake, with something that another thread does right behind it, once."""
+
+    def __init__(self, lane, then):
+        self.real, self.then = lane._intake.submitted, then
+
+    def __call__(self):
+        found = self.real()
+        then, self.then = self.then, None
+        if then is not None:
+            then()
+        return found
+
+
+def test_a_work_that_slips_in_before_an_abort_ends_with_it(monkeypatch):
+    bench, late = Bench(FakeTokenDriver()), []
+
+    def submit_and_abort():
+        late.append(bench.submit([4], max_tokens=50))
+        bench.lane.abort(EngineStoppedError("going down"))
+
+    bench.submit([5], max_tokens=5)
+    monkeypatch.setattr(bench.lane._intake, "submitted", Interrupted(bench.lane, submit_and_abort))
+    bench.run()
+    assert isinstance(bench.outcomes[late[0]].error, EngineStoppedError)
+    assert bench.outcomes[late[0]].tokens == []
+
+
+def test_a_work_that_is_cancelled_as_soon_as_it_is_submitted_is_cancelled(monkeypatch):
+    bench, late = Bench(FakeTokenDriver()), []
+
+    def submit_and_cancel():
+        late.append(bench.submit([4], max_tokens=50))
+        bench.lane.cancel(late[0])
+
+    bench.submit([5], max_tokens=5)
+    monkeypatch.setattr(bench.lane._intake, "submitted", Interrupted(bench.lane, submit_and_cancel))
+    bench.run()
+    assert bench.outcomes[late[0]].finished.finish_reason == "cancelled"
+
+
+def test_deadlines_of_ended_works_do_not_pile_up():
+    alive = set()
+    deadlines = Deadlines(alive)
+    for work_id in range(10_000):
+        alive.add(work_id)
+        deadlines.add(work_id, 1e6 + work_id)
+        alive.discard(work_id - 3)
+    assert len(deadlines._heap) < 200
+    assert set(deadlines.expired(2e6)) >= alive
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "words"),
+    [
+        ({"tokens": (1, 999)}, InvalidRequestError, "token 999, outside .* 0 to 31"),
+        ({"tokens": (1, -1)}, InvalidRequestError, "token -1, outside"),
+        ({"aux": ((0,),)}, PluginError, "aux bins"),
+        ({"aux": ((0,), (99,))}, PluginError, "aux bins"),
+        ({"positions": ((0,), (0,))}, PluginError, "rows of 2 positions"),
+        ({"decode_offset": (0, 0, 0, 0)}, PluginError, "decode offsets"),
+        ({"spans": (Span(0, 3, 0),), "media": (toy_media("image", 0, 3),)}, PluginError, "spans in order"),
+        ({"spans": (Span(0, 2, 0),), "media": (toy_media("image", 0, 1),)}, PluginError, "spans in order"),
+        ({"spans": (Span(0, 1, 1),), "media": (toy_media("image", 0, 1),)}, PluginError, "spans in order"),
+        ({"bidirectional": ((1, 3),)}, PluginError, "ranges inside"),
+    ],
+)
+def test_a_prompt_that_would_break_its_launch_is_refused(change, error, words):
+    bench = Bench(ToyHybrid(0))
+    bench.lane.limits.check_layout(Layout(tokens=(1, 2)))
+    with pytest.raises(error, match=words):
+        bench.lane.limits.check_layout(Layout(**{"tokens": (1, 2), **change}))
+
+
+def test_a_work_that_cannot_start_gives_back_its_row_its_pages_and_its_place_in_the_queue():
+    bench = Bench(FakeTokenDriver(), max_queue=1)
+    for _ in range(3):
+        bad = bench.submit(Layout(tokens=(1, 2), positions=((0,), (0, 1))))
+        bench.run()
+        assert isinstance(bench.outcomes[bad].error, ModelFaultError)
+    assert bench.lane.stats()["waiting"] == 0
+    assert bench.generate([1, 2], max_tokens=3).ids

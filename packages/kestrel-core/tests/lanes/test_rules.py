@@ -2,7 +2,7 @@
 
 import pytest
 
-from kestrel.errors import ModelFaultError, ModelOutputError
+from kestrel.errors import ModelFaultError, ModelOutputError, PluginError
 from kestrel.spi.decoding import (
     Acceptor,
     Automaton,
@@ -214,3 +214,21 @@ def test_rules_survive_preemption(depth):
     ruled = [bench.outcomes[i].ids for i, _ in works if i % 2 == 0]
     assert ruled[0] == ruled[1] == ruled[2]
     assert all(i % 2 == 0 for i in ruled[0])
+
+
+def test_a_forced_id_outside_the_vocabulary_fails_its_own_work():
+    decoding, _ = scripted({12: Force((13, 256))})
+    bench = Bench(counting())
+    bad, good = bench.submit([10], decoding=decoding), bench.submit([20], max_tokens=4)
+    bench.run()
+    assert isinstance(bench.outcomes[bad].error, PluginError)
+    assert "token 256" in str(bench.outcomes[bad].error)
+    assert bench.outcomes[good].ids == [21, 22, 23, 24]
+
+
+@pytest.mark.parametrize("change", [{"next": [[2]]}, {"next": [[-1]]}, {"start": 1}, {"next": [[0, 0]]}])
+def test_an_automaton_that_leads_nowhere_is_refused_when_it_is_made(change):
+    whole = {"classes": (), "next": [[0]], "mask": [TokenSet.all()]}
+    Automaton(**whole)
+    with pytest.raises(ValueError, match="state"):
+        Automaton(**{**whole, **change})

@@ -111,6 +111,7 @@ class LoadedModel:
         assert isinstance(driver, TokenDriver)
         settings = request.settings
         layout: Layout = driver.layout(request.segments)
+        lane.limits.check_layout(layout)
         params = SamplingParams.resolve(settings, request.decoding, driver.spec)
         keys = KeyRun.of(layout, lane.interner)
         group: object = object()

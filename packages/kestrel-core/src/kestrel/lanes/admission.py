@@ -76,10 +76,10 @@ class Admission:
         if seq.admitted_at is None:
             seq.admitted_at = now
             seq.cached = min(lease.cached, seq.prompt_len)
-        seq.media = MediaHold.of(seq.work.layout, lease.cached, self._cross(seq, lease))
         try:
             self._board.start(seq, lease)
-        except Exception as error:  # its parameters or its grammar: nobody else is concerned
+            seq.media = MediaHold.of(seq.work.layout, lease.cached, self._cross(seq, lease))
+        except Exception as error:  # its prompt, parameters or grammar: nobody else is concerned
             self._board.fail(seq, own_error(seq.id, "it could not start", error), now)
 
     def _limit(self, seq: Sequence) -> int | None:

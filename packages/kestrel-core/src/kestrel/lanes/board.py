@@ -88,10 +88,11 @@ class Board:
     # -- getting a row
 
     def start(self, seq: Sequence, lease: Lease) -> None:
-        """Give ``seq`` a row; it begins to compute what its lease did not find in the cache."""
+        """Give ``seq`` a row; it begins to compute what its lease did not find in the cache.
+
+        Whatever this raises, row and lease are the sequence's: ``fail`` gives them back.
+        """
         work = seq.work
-        if seq.prompt is None:
-            seq.prompt = Prompt.of(work.layout, self.spec.aux_width, self.spec.position_rows)
         seq.lease = lease
         seq.row = heapq.heappop(self._free_rows)
         seq.phase = Phase.PREFILL
@@ -100,6 +101,8 @@ class Board:
         self.num_gated += seq.gated
         self.prefilling.append(seq)
         self.runner.rows.bind(seq.row, lease)
+        if seq.prompt is None:
+            seq.prompt = Prompt.of(work.layout, self.spec.aux_width, self.spec.position_rows)
         self.sampler.set_row(
             seq.row,
             work.params,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from kestrel.errors import ModelFaultError
+from kestrel.errors import ModelFaultError, PluginError
 from kestrel.lanes.board import Board
 from kestrel.lanes.events import TokensReady
 from kestrel.lanes.faults import fault, own_error
@@ -182,7 +182,7 @@ class Committer:
             if isinstance(verdict, Finish):
                 return verdict.reason, ()
             if isinstance(verdict, Force):
-                ahead = list(verdict.ids)
+                ahead = self._checked(verdict.ids)
             if not ahead:
                 return None, tuple(forced)
             if len(seq.tokens) >= seq.limit:
@@ -190,6 +190,17 @@ class Committer:
             forced.append(ahead.pop(0))
             token = Token(forced[-1])
             stopped = token.id in seq.work.params.stop_ids
+
+    def _checked(self, forced: tuple[int, ...]) -> list[int]:
+        """``forced`` if they are ids of the model; others would break the launch that embeds them."""
+        vocab_size = self._board.spec.vocab_size
+        for token_id in forced:
+            if not 0 <= token_id < vocab_size:
+                raise PluginError(
+                    f"an acceptor forces token {token_id}; the model's ids go from 0 to {vocab_size - 1}. "
+                    "The family or skill that made it has a bug"
+                )
+        return list(forced)
 
     # -- ends
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kestrel.errors import CapacityError, InvalidRequestError
+from kestrel.errors import CapacityError, InvalidRequestError, PluginError
 from kestrel.lanes.work import Work
 from kestrel.spi.driver import TokenSpec
 from kestrel.state import StateCache
+from kestrel.types import Layout
 
 __all__ = ["LaneConfig", "LaneLimits"]
 
@@ -67,6 +68,43 @@ class LaneLimits:
         self._check_media(work)
         return limit
 
+    def check_layout(self, layout: Layout) -> None:
+        """Refuse a prompt that would break a launch, and with it the prompts beside it. Looks at every position, so
+        not for the event loop.
+
+        Raises InvalidRequestError for ids outside the vocabulary, PluginError for what only a family can get wrong.
+        """
+        spec, size = self._spec, len(layout)
+        if layout.tokens and not (min(layout.tokens) >= 0 and max(layout.tokens) < spec.vocab_size):
+            outside = next(i for i in layout.tokens if not 0 <= i < spec.vocab_size)
+            raise InvalidRequestError(
+                f"the prompt holds token {outside}, outside this model's vocabulary; "
+                f"use ids from 0 to {spec.vocab_size - 1}"
+            )
+        rows, offsets, media = layout.positions, layout.decode_offset, layout.media
+        bins = [output.cardinality for output in spec.aux for _ in range(output.width)]
+        ends = [0, *(span.end for span in layout.spans)]
+        wants = {
+            f"{len(bins)} aux bins of their range per position": not layout.aux
+            or (len(layout.aux) == size and all(_fit(found, bins) for found in layout.aux)),
+            f"{spec.position_rows} rows of {size} positions": not rows
+            or (len(rows) == spec.position_rows and all(len(row) == size for row in rows)),
+            f"{spec.position_rows} decode offsets": not offsets or len(offsets) == spec.position_rows,
+            "spans in order inside the prompt, each as long as its item": all(
+                at <= span.start < span.end <= size
+                and 0 <= span.item < len(media)
+                and span.end - span.start == media[span.item].num_positions
+                for at, span in zip(ends, layout.spans, strict=False)
+            ),
+            "ranges inside the prompt": all(0 <= a < b <= size for a, b in layout.bidirectional),
+        }
+        wrong = [want for want, holds in wants.items() if not holds]
+        if wrong:
+            raise PluginError(
+                f"the model's family laid a prompt of {size} positions out without {' and '.join(wrong)}; "
+                "this request alone is lost, and its family has a bug"
+            )
+
     def _check_media(self, work: Work) -> None:
         layout = work.layout
         for start, end in layout.bidirectional:
@@ -93,6 +131,12 @@ class LaneLimits:
                 raise InvalidRequestError(
                     f"a probe of {len(ids)} ids at position {at} leaves the prompt of {len(layout)} or the vocabulary"
                 )
+
+
+def _fit(bins: tuple[int, ...], cardinalities: list[int]) -> bool:
+    return len(bins) == len(cardinalities) and all(
+        0 <= b < c for b, c in zip(bins, cardinalities, strict=True)
+    )
 
 
 def _largest(cache: StateCache, upper: int) -> int:

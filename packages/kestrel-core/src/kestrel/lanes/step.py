@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -10,12 +9,11 @@ from typing import Any
 
 import torch
 
-from kestrel.errors import CapacityError, KestrelError, RequestTimeoutError
+from kestrel.errors import CapacityError, RequestTimeoutError
 from kestrel.lanes.deadlines import Deadlines
 from kestrel.lanes.events import Event, Failed, Finished, TokensReady
 from kestrel.lanes.faults import fault, own_error
-from kestrel.lanes.intake import Intake
-from kestrel.lanes.lane import Lane
+from kestrel.lanes.lane import QueuedLane
 from kestrel.lanes.work import StepWork
 from kestrel.plan import WaitQueue
 from kestrel.spi.driver import Progress, StepDriver
@@ -55,7 +53,7 @@ class _Board:
     counters: _Counters = field(default_factory=_Counters)
 
 
-class StepLane(Lane):
+class StepLane(QueuedLane[_Item]):
     """Drives one ``StepDriver`` within its ``max_rows`` and ``max_units``; threads as for ``TokenLane``."""
 
     def __init__(
@@ -66,27 +64,15 @@ class StepLane(Lane):
         max_queue: int = 4096,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        super().__init__(max_queue)
         self.driver, self.sink = driver, sink
         self._clock = clock
-        self._intake: Intake[_Item] = Intake(max_queue)
         self._queue: WaitQueue[_Item] = WaitQueue()
-        self._deadlines = Deadlines()
         self._board = _Board()
+        self._deadlines = Deadlines(self._board.known)
         self._arrivals = 0
-        self._paused = False
-        self._aborted: KestrelError | None = None
-        self._idle = threading.Condition()
 
     # -- any thread
-
-    @property
-    def wake(self) -> Callable[[], None]:
-        """Called when something came in; set by the device thread."""
-        return self._intake.wake
-
-    @wake.setter
-    def wake(self, wake: Callable[[], None]) -> None:
-        self._intake.wake = wake
 
     def submit(self, work: StepWork) -> None:
         """Take ``work``. Raises CapacityError when its item alone exceeds a launch, EngineBusyError when the queue is
@@ -98,38 +84,9 @@ class StepLane(Lane):
             )
         self._intake.submit(_Item(work, cost, state=work.carried), exempt=work.exempt_queue)
 
-    def cancel(self, work_id: int) -> None:
-        """End ``work_id`` as cancelled; nothing happens when it has ended."""
-        self._intake.cancel(work_id)
-
-    def abort(self, error: KestrelError) -> None:
-        """End everything with ``error`` at the next tick, and refuse what comes later with it."""
-        self._intake.close(error)
-        self._aborted = error
-        self._intake.wake()
-
-    def pause(self) -> None:
-        """Launch nothing until ``resume``."""
-        self._paused = True
-
-    def resume(self) -> None:
-        """Go on launching."""
-        self._paused = False
-        self._intake.wake()
-
-    def drain(self) -> None:
-        """Refuse new works; those taken run to their end."""
-        self._intake.close()
-
     @property
     def is_idle(self) -> bool:
-        """Nothing runs, waits or is on its way in."""
         return self._intake.is_empty and not self._intake.waiting and not self._board.known
-
-    def wait_idle(self, timeout_s: float | None = None) -> bool:
-        """True once the lane is idle, False after ``timeout_s``. Not on the device thread."""
-        with self._idle:
-            return self._idle.wait_for(lambda: self.is_idle, timeout_s)
 
     def stats(self) -> dict[str, float]:
         """Gauges and counters, by name."""
@@ -166,8 +123,7 @@ class StepLane(Lane):
             self.sink(events)
         if board.known and not self._paused:
             return True
-        with self._idle:
-            self._idle.notify_all()
+        self._came_to_rest()
         return False
 
     def recover(self, error: BaseException) -> None:
@@ -176,7 +132,8 @@ class StepLane(Lane):
             self._fail(item, fault(item.work.id, "the lane failed", error))
 
     def _take_in(self) -> None:
-        known = self._board.known
+        # Before the works, as in the token lane: a cancellation or an abort never overtakes a work.
+        known, aborted, cancelled = self._board.known, self._aborted, self._intake.cancelled()
         for item in self._intake.submitted():
             self._arrivals += 1
             item.arrival = self._arrivals
@@ -186,17 +143,16 @@ class StepLane(Lane):
             self._queue.push(
                 work.id, item, priority=work.priority, submitted=work.submitted, arrival=item.arrival
             )
-        for work_id in self._intake.cancelled():
+        for work_id in cancelled:
             if work_id in known:
                 item = known[work_id]
                 self._board.counters.cancelled += 1
                 self._end(
                     item, Finished(work_id=work_id, finish_reason="cancelled", metrics=self._metrics(item))
                 )
-        if self._aborted is not None:
+        if aborted is not None:
             for item in list(known.values()):
-                self._fail(item, self._aborted)
-            self._aborted = None
+                self._fail(item, aborted)
 
     def _expire(self) -> None:
         at = self._deadlines.next

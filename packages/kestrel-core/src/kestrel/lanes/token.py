@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 
 import torch
 
-from kestrel.errors import KestrelError, RequestTimeoutError
+from kestrel.errors import RequestTimeoutError
 from kestrel.lanes.admission import Admission
 from kestrel.lanes.board import Board
 from kestrel.lanes.borrow import borrow_cross
@@ -19,11 +18,10 @@ from kestrel.lanes.deadlines import Deadlines
 from kestrel.lanes.encoding import EncodeStage
 from kestrel.lanes.events import Event
 from kestrel.lanes.faults import fault
-from kestrel.lanes.intake import Intake
-from kestrel.lanes.lane import Lane
+from kestrel.lanes.lane import QueuedLane
 from kestrel.lanes.launch import Launcher
 from kestrel.lanes.limits import LaneConfig, LaneLimits
-from kestrel.lanes.sequence import Phase, Sequence
+from kestrel.lanes.sequence import Sequence
 from kestrel.lanes.steps import Step
 from kestrel.lanes.work import Work
 from kestrel.runner import Runner
@@ -36,7 +34,7 @@ from kestrel.types import Prepared
 __all__ = ["TokenLane"]
 
 
-class TokenLane(Lane):
+class TokenLane(QueuedLane[Sequence]):
     """Drives one ``TokenDriver``. ``submit``, ``cancel``, ``abort``, ``pause``, ``resume``, ``drain`` and ``stats`` on
     any thread; ``tick`` and ``recover`` on the device thread. ``sink`` gets each tick's events in one call."""
 
@@ -52,12 +50,12 @@ class TokenLane(Lane):
         sink: Callable[[list[Event]], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        super().__init__(config.max_queue)
         spec = driver.spec
         self.driver, self.cache, self.features, self.config = driver, cache, features, config
         self.sink = sink
         self._clock, self._device = clock, device
         self.limits = LaneLimits(spec, cache, config, 0 if features is None else features.rows)
-        self._intake: Intake[Sequence] = Intake(config.max_queue)
         runner = Runner(
             driver,
             cache,
@@ -85,11 +83,8 @@ class TokenLane(Lane):
             alone=config.deterministic,
         )
         self._committer = Committer(self._board, self._admission.prompt_cached)
-        self._deadlines = Deadlines()
+        self._deadlines = Deadlines(self._board.sequences)
         self._arrivals = 0
-        self._paused = False
-        self._aborted: KestrelError | None = None
-        self._idle = threading.Condition()
 
     # -- any thread
 
@@ -98,53 +93,16 @@ class TokenLane(Lane):
         """What makes cache keys of this lane's prompts."""
         return self.cache.interner
 
-    @property
-    def wake(self) -> Callable[[], None]:
-        """Called when something came in; set by the device thread."""
-        return self._intake.wake
-
-    @wake.setter
-    def wake(self, wake: Callable[[], None]) -> None:
-        self._intake.wake = wake
-
     def submit(self, work: Work) -> None:
         """Take ``work``. Raises CapacityError or InvalidRequestError when it can never run, EngineBusyError when the
         queue is full, EngineStoppedError when the lane takes nothing any more."""
         limit = self.limits.output_limit(work)
         self._intake.submit(Sequence(work, 0, limit), exempt=work.exempt_queue)
 
-    def cancel(self, work_id: int) -> None:
-        """End ``work_id`` as cancelled; nothing happens when it has ended."""
-        self._intake.cancel(work_id)
-
-    def abort(self, error: KestrelError) -> None:
-        """End everything with ``error`` at the next tick, and refuse what comes later with it."""
-        self._intake.close(error)
-        self._aborted = error
-        self._intake.wake()
-
-    def pause(self) -> None:
-        """Launch nothing until ``resume``; steps in flight still commit, timeouts and cancellations still count."""
-        self._paused = True
-
-    def resume(self) -> None:
-        """Go on launching."""
-        self._paused = False
-        self._intake.wake()
-
-    def drain(self) -> None:
-        """Refuse new works; those taken run to their end (``wait_idle``)."""
-        self._intake.close()
-
     @property
     def is_idle(self) -> bool:
-        """Nothing runs, waits or is on its way in."""
-        return self._intake.is_empty and not self._intake.waiting and not self._board.sequences
-
-    def wait_idle(self, timeout_s: float | None = None) -> bool:
-        """True once the lane is idle, False after ``timeout_s``. Not on the device thread."""
-        with self._idle:
-            return self._idle.wait_for(lambda: self.is_idle and not self._board.in_flight, timeout_s)
+        board, intake = self._board, self._intake
+        return intake.is_empty and not (intake.waiting or board.sequences or board.in_flight)
 
     def stats(self) -> dict[str, float]:
         """Gauges and counters, by name."""
@@ -206,8 +164,7 @@ class TokenLane(Lane):
             self.sink(events)
         if board.in_flight or (board.sequences and not self._paused):
             return True
-        with self._idle:
-            self._idle.notify_all()
+        self._came_to_rest()
         return False
 
     @property
@@ -225,7 +182,8 @@ class TokenLane(Lane):
                 board.unpin(board.in_flight.popleft())
 
     def _take_in(self) -> None:
-        board = self._board
+        # Before the works: whoever cancelled one had submitted it, and nothing came in after an abort.
+        board, aborted, cancelled = self._board, self._aborted, self._intake.cancelled()
         for seq in self._intake.submitted():
             self._arrivals += 1
             seq.arrival = self._arrivals
@@ -233,15 +191,12 @@ class TokenLane(Lane):
             self._deadlines.add(seq.id, seq.work.deadline)
             self._admission.enqueue(seq)
         now = self._clock()
-        for work_id in self._intake.cancelled():
-            cancelled = board.sequences.get(work_id)
-            if cancelled is not None:
-                board.cancel(cancelled, now)
-        if self._aborted is not None:
+        for work_id in cancelled:
+            if work_id in board.sequences:
+                board.cancel(board.sequences[work_id], now)
+        if aborted is not None:
             for seq in list(board.sequences.values()):
-                if seq.phase is not Phase.ENDED:
-                    board.fail(seq, self._aborted, now)
-            self._aborted = None
+                board.fail(seq, aborted, now)
 
     def _expire(self, at: float) -> None:
         now = self._clock()

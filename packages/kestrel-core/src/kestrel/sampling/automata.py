@@ -54,6 +54,7 @@ class AutomatonBank:
         for automaton in wanted:
             if id(automaton) not in self._entries:
                 self._insert(automaton)
+        for automaton in wanted:  # once none of them can fail any more
             self._entries[id(automaton)].rows += 1
         missing = [a for a in wanted if id(a) not in self.numbers]
         if not missing:

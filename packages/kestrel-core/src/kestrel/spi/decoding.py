@@ -109,8 +109,9 @@ class Automaton:
             raise ValueError(
                 f"an automaton of {len(self.mask)} states needs as many next rows of {width} classes"
             )
-        if not 0 <= self.start < len(self.mask):
-            raise ValueError(f"start state {self.start} is not one of {len(self.mask)} states")
+        for state in (self.start, *(state for row in self.next for state in row)):
+            if not 0 <= state < len(self.mask):
+                raise ValueError(f"state {state} is not one of the automaton's {len(self.mask)} states")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
