@@ -5,21 +5,26 @@ The only module that reads environment variables (``env``); order: argument > en
 
 from __future__ import annotations
 
-import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
-from kestrel.errors import InvalidRequestError, closest
+from kestrel import checks
+from kestrel.errors import InvalidRequestError, closest, shown
 
 __all__ = ["MAX_TOP_LOGPROBS", "Environment", "RuntimeConfig", "Settings"]
 
 MAX_TOP_LOGPROBS = 20
 MAX_N = 64
 MAX_STOP_STRINGS = 16
+MAX_ID_DIGITS = 20
+_LARGEST = 2**63 - 1
+
+Check = Callable[..., Any]  # (name, value) to the value to keep; raises InvalidRequestError
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,38 +93,10 @@ class Settings:
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        _number("temperature", self.temperature, low=0.0)
-        _number("top_p", self.top_p, low=0.0, high=1.0, open_low=True)
-        _whole("top_k", self.top_k, low=0)
-        _number("min_p", self.min_p, low=0.0, high=1.0)
-        _whole("max_tokens", self.max_tokens, low=1)
-        _whole("max_objects", self.max_objects, low=1)
-        _whole("seed", self.seed, low=0, high=2**63 - 1)
-        _whole("n", self.n, low=1, high=MAX_N)
-        _whole("min_tokens", self.min_tokens, low=0)
-        _whole("top_logprobs", self.top_logprobs, low=0, high=MAX_TOP_LOGPROBS)
-        _number("repetition_penalty", self.repetition_penalty, low=0.0, open_low=True)
-        _number("presence_penalty", self.presence_penalty, low=-2.0, high=2.0)
-        _number("frequency_penalty", self.frequency_penalty, low=-2.0, high=2.0)
-        _whole("max_reasoning_tokens", self.max_reasoning_tokens, low=0)
-        _number("timeout_s", self.timeout_s, low=0.0, open_low=True)
-        _whole("priority", self.priority)
-        _whole("min_pixels", self.min_pixels, low=1)
-        _whole("max_pixels", self.max_pixels, low=1)
-        _number("fps", self.fps, low=0.0, open_low=True)
-        _whole("max_frames", self.max_frames, low=1)
-        for flag in ("logprobs", "ignore_eos"):
-            if not isinstance(getattr(self, flag), bool):
-                raise InvalidRequestError(f"{flag} is {getattr(self, flag)!r}; it must be true or false")
-        if len(self.stop) > MAX_STOP_STRINGS or not all(isinstance(s, str) and s for s in self.stop):
-            raise InvalidRequestError(
-                f"stop is {self.stop!r}; give at most {MAX_STOP_STRINGS} non-empty strings"
-            )
-        for token_id in self.stop_token_ids:
-            _whole("stop_token_ids", token_id, low=0)
-        for token_id, bias in self.logit_bias.items():
-            _whole("logit_bias", token_id, low=0)
-            _number(f"logit_bias[{token_id}]", bias, low=-100.0, high=100.0)
+        for name, value in _normalised({name: getattr(self, name) for name in _SETTINGS}).items():
+            object.__setattr__(self, name, value)
+        if not isinstance(self.extra, Mapping):
+            raise InvalidRequestError(f"extra is a {type(self.extra).__name__}; give a mapping")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidRequestError(
                 f"min_tokens is {self.min_tokens}, more than max_tokens {self.max_tokens}"
@@ -143,6 +120,8 @@ class Settings:
         """
         if isinstance(given, Settings):
             given = given.given()
+        if given is not None and not isinstance(given, Mapping):
+            raise InvalidRequestError(f"settings is a {type(given).__name__}; give a mapping or Settings")
         values = {key: value for key, value in (given or {}).items() if value is not None}
         for key in ("response_format", "adapter"):
             if key in values:
@@ -151,13 +130,13 @@ class Settings:
         takes = known if allowed is None else known & allowed
         for key in values:
             if key not in known:
-                raise InvalidRequestError(f"unknown setting {key!r}. {closest(key, takes)}")
+                raise InvalidRequestError(f"unknown setting {shown(key)}. {closest(str(key), takes)}")
             if key not in takes:
                 raise InvalidRequestError(
                     f"{skill or 'this skill'} takes no setting {key!r}. {closest(key, takes)}"
                 )
         merged = {k: v for k, v in defaults.items() if k in known and v is not None} | values
-        return cls(**_normalised(merged))
+        return cls(**merged)
 
     def given(self) -> dict[str, Any]:
         """The settings that differ from the class's defaults, as a mapping."""
@@ -177,63 +156,76 @@ def _default_of(f: Any) -> Any:
     return f.default_factory() if callable(f.default_factory) else f.default
 
 
+# name -> lowest and highest value, both allowed
+_WHOLE: Mapping[str, tuple[int, int]] = {
+    "top_k": (0, _LARGEST), "max_tokens": (1, _LARGEST), "max_objects": (1, _LARGEST), "seed": (0, _LARGEST),
+    "n": (1, MAX_N), "min_tokens": (0, _LARGEST), "top_logprobs": (0, MAX_TOP_LOGPROBS),
+    "max_reasoning_tokens": (0, _LARGEST), "priority": (-_LARGEST, _LARGEST), "min_pixels": (1, _LARGEST),
+    "max_pixels": (1, _LARGEST), "max_frames": (1, _LARGEST),
+}  # fmt: skip
+_NUMBER: Mapping[str, tuple[float | None, float | None]] = {
+    "temperature": (0.0, None), "min_p": (0.0, 1.0), "presence_penalty": (-2.0, 2.0), "frequency_penalty": (-2.0, 2.0),
+}  # fmt: skip
+_ABOVE_ZERO: Mapping[str, float | None] = {
+    "top_p": 1.0, "repetition_penalty": None, "timeout_s": None, "fps": None
+}  # fmt: skip
+_SETTINGS = tuple(f.name for f in fields(Settings) if f.name != "extra")
+
+
 def _normalised(values: Mapping[str, Any]) -> dict[str, Any]:
-    out = dict(values)
-    stop = out.get("stop")
-    if isinstance(stop, str):
-        out["stop"] = (stop,)
-    elif stop is not None:
-        out["stop"] = _tuple("stop", stop)
-    if "stop_token_ids" in out:
-        out["stop_token_ids"] = _tuple("stop_token_ids", out["stop_token_ids"])
-    if "logit_bias" in out:
-        bias = out["logit_bias"]
-        if not isinstance(bias, Mapping):
-            raise InvalidRequestError(
-                f"logit_bias is a {type(bias).__name__}; give a mapping of token id to bias"
-            )
-        out["logit_bias"] = {_token_id(key): value for key, value in bias.items()}
+    """``values`` as plain Python numbers, strings, tuples and mappings; InvalidRequestError for what is not allowed."""
+    defaults = {f.name: _default_of(f) for f in fields(Settings)}
+    out = {name: defaults[name] if value is None else value for name, value in values.items()}
+    for name, bounds in _WHOLE.items():
+        out[name] = checks.whole(name, out[name], *bounds)
+    for name, limits in _NUMBER.items():
+        out[name] = checks.number(name, out[name], *limits)
+    for name, high in _ABOVE_ZERO.items():
+        out[name] = checks.number(name, out[name], 0.0, high, open_low=True)
+    for name in ("logprobs", "ignore_eos"):
+        out[name] = checks.flag(name, out[name])
+    out["stop"] = _stop(out["stop"])
+    ids = checks.items("stop_token_ids", out["stop_token_ids"])
+    out["stop_token_ids"] = tuple(_stop_id(token_id) for token_id in ids)
+    out["logit_bias"] = _logit_bias(out["logit_bias"])
     return out
 
 
+def _stop(value: Any) -> tuple[str, ...]:
+    texts = (value,) if isinstance(value, str) else checks.items("stop", value)
+    if len(texts) > MAX_STOP_STRINGS or not all(isinstance(text, str) and text for text in texts):
+        raise InvalidRequestError(
+            f"stop is {shown(value)}; give at most {MAX_STOP_STRINGS} non-empty strings"
+        )
+    return texts
+
+
+def _stop_id(value: Any) -> int:
+    if value is None:
+        raise InvalidRequestError("stop_token_ids holds None; it must hold whole numbers")
+    return int(checks.whole("stop_token_ids", value, 0, _LARGEST) or 0)
+
+
+def _logit_bias(value: Any) -> dict[int, float]:
+    if not isinstance(value, Mapping):
+        raise InvalidRequestError(
+            f"logit_bias is a {type(value).__name__}; give a mapping of token id to bias"
+        )
+    return {_token_id(key): _bias(key, bias) for key, bias in value.items()}
+
+
 def _token_id(key: Any) -> int:
-    if isinstance(key, str) and key.isdecimal():
-        return int(key)
-    _whole("logit_bias key", key, low=0)
-    return int(key)
+    """JSON has only strings for keys."""
+    if key is None:
+        raise InvalidRequestError("logit_bias has the key None; its keys are token ids")
+    is_number = isinstance(key, str) and key.isascii() and key.isdecimal() and len(key) < MAX_ID_DIGITS
+    return int(checks.whole("logit_bias key", int(key) if is_number else key, 0, _LARGEST) or 0)
 
 
-def _tuple(name: str, value: Any) -> tuple[Any, ...]:
-    if isinstance(value, str | bytes) or not isinstance(value, Iterable):
-        raise InvalidRequestError(f"{name} is a {type(value).__name__}; give a list")
-    return tuple(value)
-
-
-def _number(
-    name: str, value: Any, *, low: float | None = None, high: float | None = None, open_low: bool = False
-) -> None:
-    if value is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise InvalidRequestError(f"{name} is {value!r}; it must be a finite number")
-    _within(name, value, low, high, open_low)
-
-
-def _whole(name: str, value: Any, *, low: int | None = None, high: int | None = None) -> None:
-    if value is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise InvalidRequestError(f"{name} is {value!r}; it must be a whole number")
-    _within(name, value, low, high, False)
-
-
-def _within(name: str, value: float, low: float | None, high: float | None, open_low: bool) -> None:
-    too_low = low is not None and (value <= low if open_low else value < low)
-    too_high = high is not None and value > high
-    if too_low or too_high:
-        bounds = [] if low is None else [f"{'above' if open_low else 'at least'} {low:g}"]
-        bounds += [] if high is None else [f"at most {high:g}"]
-        raise InvalidRequestError(f"{name} is {value!r}; it must be {' and '.join(bounds)}")
+def _bias(key: Any, bias: Any) -> float:
+    if bias is None:
+        raise InvalidRequestError(f"logit_bias[{shown(key)}] is None; it must be a finite number")
+    return float(checks.number(f"logit_bias[{shown(key)}]", bias, -100.0, 100.0) or 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -280,40 +272,22 @@ class RuntimeConfig:
     service_name: str = "kestrel"
 
     def __post_init__(self) -> None:
-        for name in (
-            "max_batch_size", "max_batched_tokens", "page_size", "max_queue", "max_image_pixels",
-            "max_media_bytes", "max_decoded_media_bytes", "max_model_len", "kv_cache_bytes", "kv_cache_pages",
-        ):  # fmt: skip
-            _whole(name, getattr(self, name), low=1)
-        _whole("steps_in_flight", self.steps_in_flight, low=1, high=2)
-        _number("memory_utilization", self.memory_utilization, low=0.0, high=1.0, open_low=True)
-        _number("idle_unload_s", self.idle_unload_s, low=0.0, open_low=True)
-        if self.decode_path not in ("auto", "native", "generated"):
-            raise InvalidRequestError(
-                f"decode_path is {self.decode_path!r}. {closest(self.decode_path, ['auto', 'native', 'generated'])}"
-            )
-        if self.chat_template not in ("builtin", "checkpoint"):
-            raise InvalidRequestError(
-                f"chat_template is {self.chat_template!r}. {closest(self.chat_template, ['builtin', 'checkpoint'])}"
-            )
-        given = [
-            n
-            for n in ("kv_cache_bytes", "kv_cache_pages", "memory_utilization")
-            if getattr(self, n) is not None
-        ]
+        for name, check in _CONFIG_CHECKS.items():
+            object.__setattr__(self, name, check(name, getattr(self, name)))
+        sizes = ("kv_cache_bytes", "kv_cache_pages", "memory_utilization")
+        given = [name for name in sizes if getattr(self, name) is not None]
         if len(given) > 1:
             raise InvalidRequestError(f"{' and '.join(given)} contradict each other; give one of them")
-        _check_device(self.device)
-        if self.dtype not in _DTYPES:
-            raise InvalidRequestError(f"dtype is {self.dtype!r}. {closest(self.dtype, _DTYPES)}")
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> RuntimeConfig:
         """A config from a mapping; InvalidRequestError for an unknown key, naming the closest."""
+        if not isinstance(values, Mapping):
+            raise InvalidRequestError(f"the engine settings are a {type(values).__name__}; give a mapping")
         known = [f.name for f in fields(cls)]
         for key in values:
             if key not in known:
-                raise InvalidRequestError(f"unknown engine setting {key!r}. {closest(key, known)}")
+                raise InvalidRequestError(f"unknown engine setting {shown(key)}. {closest(str(key), known)}")
         return cls(**dict(values))
 
     @property
@@ -325,7 +299,50 @@ class RuntimeConfig:
 _DTYPES = ("auto", "float32", "float16", "bfloat16")
 
 
-def _check_device(device: str) -> None:
-    kind, _, index = device.partition(":")
+def _device(name: str, device: Any) -> str:
+    kind, _, index = device.partition(":") if isinstance(device, str) else ("", "", "")
     if kind not in ("auto", "cpu", "cuda", "mps") or (index and (kind != "cuda" or not index.isdecimal())):
-        raise InvalidRequestError(f"device is {device!r}. Choices: auto, cpu, cuda, cuda:N, mps")
+        raise InvalidRequestError(f"{name} is {shown(device)}. Choices: auto, cpu, cuda, cuda:N, mps")
+    return str(device)
+
+
+def _providers(name: str, ops: Any) -> dict[str, str]:
+    if not isinstance(ops, Mapping) or not all(isinstance(x, str) for pair in ops.items() for x in pair):
+        raise InvalidRequestError(f"{name} is {shown(ops)}; give a mapping of op name to provider name")
+    return dict(ops)
+
+
+def _required(check: Check, **bounds: Any) -> Check:
+    def checked(name: str, value: Any) -> Any:
+        if value is None:
+            raise InvalidRequestError(f"{name} is None; leave it out for the default, or give a value")
+        return check(name, value, **bounds)
+
+    return checked
+
+
+_SIZES = (
+    "max_batch_size", "max_batched_tokens", "page_size", "max_queue", "max_image_pixels", "max_media_bytes",
+    "max_decoded_media_bytes",
+)  # fmt: skip
+_CONFIG_CHECKS: Mapping[str, Check] = {
+    **dict.fromkeys(_SIZES, _required(checks.whole, low=1, high=_LARGEST)),
+    **dict.fromkeys(
+        ("max_model_len", "kv_cache_bytes", "kv_cache_pages"), partial(checks.whole, low=1, high=_LARGEST)
+    ),
+    **dict.fromkeys(("model", "revision"), checks.text),
+    **dict.fromkeys(("model_path", "tokenizer_path"), checks.path),
+    **dict.fromkeys(
+        ("enable_prefix_cache", "enable_cuda_graphs", "deterministic", "strict_ops", "offline"), checks.flag
+    ),
+    **dict.fromkeys(("adapters", "allowed_media_domains"), checks.texts),
+    "steps_in_flight": partial(checks.whole, low=1, high=2),
+    "memory_utilization": partial(checks.number, low=0.0, high=1.0, open_low=True),
+    "idle_unload_s": partial(checks.number, low=0.0, open_low=True),
+    "decode_path": partial(checks.choice, choices=("auto", "native", "generated")),
+    "chat_template": partial(checks.choice, choices=("builtin", "checkpoint")),
+    "dtype": partial(checks.choice, choices=_DTYPES),
+    "device": _device,
+    "ops": _providers,
+    "service_name": _required(checks.text),
+}

@@ -38,7 +38,10 @@ __all__ = [
     "RequestTimeoutError",
     "UnknownModelError",
     "closest",
+    "shown",
 ]
+
+MAX_SHOWN = 200
 
 
 class KestrelError(Exception):
@@ -156,3 +159,12 @@ def closest(name: str, choices: Iterable[str]) -> str:
     near = difflib.get_close_matches(name, listed, n=1, cutoff=0.5)
     rest = ", ".join(listed) or "none"
     return f"Did you mean {near[0]!r}? Choices: {rest}" if near else f"Choices: {rest}"
+
+
+def shown(value: object) -> str:
+    """``repr(value)`` for an error message: never longer than a line's worth, and never an error of its own."""
+    try:
+        text = repr(value)
+    except Exception:  # an int of thousands of digits, or anybody's __repr__
+        return f"a {type(value).__name__} that cannot be shown"
+    return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 20]}… ({len(text)} characters)"
