@@ -218,3 +218,56 @@ def test_bad_data_uris_are_refused(uri, text):
 def test_other_schemes_are_refused():
     refused("ftp://host/picture.png", "ftp: addresses are not supported")
     refused("file:///etc/passwd", "file: addresses are not supported")
+
+
+class Reads:
+    """A file object of somebody else's making."""
+
+    def __init__(self, read):
+        self.read = read
+
+
+def no_size():
+    return b""
+
+
+def broken(size):
+    raise RuntimeError("the wire is cut")
+
+
+@pytest.mark.parametrize("read", [broken, no_size, "no function", lambda size: 1, lambda size: "text"])
+def test_file_objects_that_fail_in_any_way_are_named(read):
+    refused(Reads(read), "file object")
+
+
+class Leads:
+    """A path object of somebody else's making."""
+
+    def __init__(self, to):
+        self.to = to
+
+    def __fspath__(self):
+        if isinstance(self.to, Exception):
+            raise self.to
+        return self.to
+
+
+@pytest.mark.parametrize("path", [Leads(RuntimeError("nowhere")), Leads(3), "\ud800.png"])
+def test_paths_that_are_none_are_named(path):
+    refused(path, "is not a path")
+
+
+def test_path_objects_may_give_bytes(tmp_path):
+    (tmp_path / "a.png").write_bytes(picture("PNG"))
+    assert normalise_image(Leads(os.fsencode(tmp_path / "a.png")), LIMITS).pixels.shape == (40, 40, 3)
+
+
+def test_released_memory_is_named():
+    view = memoryview(picture("PNG"))
+    view.release()
+    refused(view, "released")
+
+
+def test_data_uris_beyond_ascii_are_named():
+    refused("data:image/png;base64,\ud800", "beyond ASCII")
+    refused("data:image/png,\xe9", "beyond ASCII")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import BinaryIO, Protocol, runtime_checkable
 from urllib.parse import unquote_to_bytes
 
-from kestrel.errors import InvalidMediaError
+from kestrel.errors import InvalidMediaError, shown
 from kestrel.media.limits import MediaLimits
 from kestrel.media.remote import Fetcher
 
@@ -53,7 +53,7 @@ def read_encoded(
         path = _path(source)
         raw, label = _from_path(path, limits, what), _short(path)
     elif isinstance(source, bytes | bytearray | memoryview):
-        raw, label = _bounded(bytes(source), limits, "the given bytes"), "the given bytes"
+        raw, label = _bounded(_held(source), limits, "the given bytes"), "the given bytes"
     else:
         raw, label = _from_file(source, limits), "the given file object"
     if not raw:
@@ -72,7 +72,7 @@ def open_encoded(source: Encoded, limits: MediaLimits) -> tuple[BinaryIO, str]:
         path = _path(source)
         return _opened(path), _short(path)
     if isinstance(source, bytes | bytearray | memoryview):
-        raw, label = _bounded(bytes(source), limits, "the given bytes"), "the given bytes"
+        raw, label = _bounded(_held(source), limits, "the given bytes"), "the given bytes"
     else:
         raw, label = _from_stream(source, limits), "the given file object"
     if not raw:
@@ -105,9 +105,23 @@ def _from_stream(file: BinaryFile, limits: MediaLimits) -> bytes:
 
 
 def _path(source: str | os.PathLike[str]) -> Path:
-    if "\0" in os.fspath(source):
+    try:
+        name = os.fsdecode(source)
+        os.fsencode(name)
+    except Exception as error:  # somebody's __fspath__ raises, or the name cannot be one of a file
+        raise InvalidMediaError(f"{shown(source)} is not a path: {error}. Check the path") from error
+    if "\0" in name:
         raise InvalidMediaError("the path holds a NUL character. Check the path")
-    return Path(source)
+    return Path(name)
+
+
+def _held(source: bytes | bytearray | memoryview) -> bytes:
+    try:
+        return bytes(source)
+    except ValueError as error:
+        raise InvalidMediaError(
+            f"the given bytes cannot be read: {error}. Give them before they are released"
+        ) from error
 
 
 def _from_path(path: Path, limits: MediaLimits, what: str) -> bytes:
@@ -143,17 +157,21 @@ def _read(file: BinaryFile, at_most: int, *, step: int) -> bytes:
                 raise InvalidMediaError("the file object gives text. Open it in binary mode")
             blocks.append(block)
             size += len(block)
-    except (OSError, ValueError) as error:
-        if isinstance(error, InvalidMediaError):
-            raise
+    except InvalidMediaError:
+        raise
+    except Exception as error:  # somebody's read() raises anything; only this item is at fault
         raise InvalidMediaError(
-            f"the file object cannot be read: {error}. Give an open binary file"
+            f"the file object cannot be read: {str(error) or type(error).__name__}. Give an open binary file"
         ) from error
     return b"".join(blocks)
 
 
 def _from_data_uri(uri: str, limits: MediaLimits) -> bytes:
     label, comma, body = uri.partition(",")
+    if not uri.isascii():
+        raise InvalidMediaError(
+            "the data URI holds characters beyond ASCII. Write them as %XX, or use base64"
+        )
     if not comma:
         raise InvalidMediaError("the data URI has no comma before its data. Write data:image/png;base64,…")
     if not label.lower().endswith(";base64"):
