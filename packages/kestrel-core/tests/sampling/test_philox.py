@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kestrel.sampling.philox import Gumbel, Philox
+from kestrel.sampling.philox import Gumbel, Philox, gumbel_of
 
 CPU = torch.device("cpu")
 
@@ -74,3 +74,17 @@ def test_gumbel_of_a_row_is_the_same_alone_and_in_a_batch():
     alone = torch.cat([Gumbel(33, CPU)(row, row + 1, row * 2) for row in rows.split(1)])
 
     assert torch.equal(batch, alone)
+
+
+def test_gumbel_of_single_tokens_is_the_noise_they_have_in_the_vocabulary():
+    seeds, index, choice = (
+        torch.tensor([2**63 - 5, 0, 77]),
+        torch.tensor([0, 2**33, 9]),
+        torch.tensor([1, 0, 63]),
+    )
+    whole = Gumbel(33, CPU)(seeds, index, choice)
+    rows, ids = torch.tensor([0, 0, 1, 2, 2, 2]), torch.tensor([0, 32, 7, 1, 2, 30])
+
+    some = gumbel_of(*(x[rows].numpy() for x in (seeds, index, choice)), ids.numpy())
+
+    torch.testing.assert_close(torch.from_numpy(some), whole[rows, ids], rtol=1e-6, atol=1e-6)

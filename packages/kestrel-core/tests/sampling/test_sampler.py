@@ -476,3 +476,26 @@ def test_faults_are_the_same_whether_the_host_may_look_or_not(on_host, settings)
     assert sampled.status.tolist() == [RowStatus.NON_FINITE] * 3 + [RowStatus.OK]
     fine = sampler.sample(table[3:], [3], torch.tensor([3]))
     assert fine.status.tolist() == [RowStatus.OK], "what steps share was written to"
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        Settings(temperature=0.2, top_p=0.9),
+        Settings(temperature=1.0, top_p=0.5, top_k=7),
+        Settings(temperature=0.7, min_p=0.1),
+        Settings(temperature=3.0),
+    ],
+)
+def test_draws_are_the_same_whether_the_host_may_look_or_not(settings):
+    drawn = []
+    for on_host in (True, False):
+        sampler = Sampler(SPEC, 8, CPU)
+        sampler._on_host = on_host
+        for row in range(8):
+            own = settings if row % 3 else Settings(temperature=0.0)
+            sampler.set_row(row, SamplingParams.resolve(own, Decoding(), SPEC), seed=row)
+        steps = [sampler.sample(2 * logits(i, 8), list(range(8)), torch.arange(8)).ids for i in range(40)]
+        drawn.append(torch.stack(steps))
+
+    assert torch.equal(*drawn)

@@ -6,9 +6,11 @@ Source: Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3", secti
 
 from __future__ import annotations
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
-__all__ = ["Gumbel", "Philox"]
+__all__ = ["Gumbel", "Philox", "gumbel_of"]
 
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)  # table 2 of the paper
 _WEYL = (0x9E3779B9, 0xBB67AE85)  # golden ratio and sqrt(3) − 1
@@ -56,6 +58,37 @@ class Gumbel:
         counter_4 = torch.stack([part.expand(shape) for part in parts])
         key_2 = torch.stack((seed_N & _LOW, (seed_N >> 32) & _LOW))[..., None]
         words_NV = self._philox(counter_4, key_2).movedim(0, -1).flatten(1)[:, : self._vocab_size]
-        # log1p keeps the upper tail exact, where the winners are: the smallest uniform is 2**-33, a noise of 22.9.
-        uniform = ((words_NV.float() + 0.5) * 2.0**-32).clamp_(max=1 - 2.0**-24)
-        return uniform.neg_().log1p_().neg_().log_().neg_()
+        return _gumbel(words_NV)
+
+
+def gumbel_of(
+    seed_K: NDArray[np.int64],
+    index_K: NDArray[np.int64],
+    choice_K: NDArray[np.int64],
+    id_K: NDArray[np.int64],
+) -> NDArray[np.float32]:
+    """The noise [K] that ``Gumbel`` gives to single tokens ``id``, made on the host."""
+    block_K = id_K // 4
+    counter_4K = np.stack((index_K, choice_K, block_K, np.zeros_like(block_K))).astype(np.uint64)
+    words_4K = _philox_on_host(counter_4K, np.stack((seed_K & _LOW, (seed_K >> 32) & _LOW)).astype(np.uint64))
+    words_K = words_4K[id_K % 4, np.arange(len(id_K))].astype(np.int64)
+    noise_K: NDArray[np.float32] = _gumbel(torch.from_numpy(words_K)).numpy()
+    return noise_K
+
+
+def _philox_on_host(counter_4K: NDArray[np.uint64], key_2K: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """``Philox`` in numpy, whose operations on a few numbers cost a fraction of torch's: words [4, K]."""
+    multiplier, low, half = np.array(_MULTIPLIERS, np.uint64)[:, None], np.uint64(_LOW), np.uint64(32)
+    steps_R2 = np.arange(_ROUNDS, dtype=np.uint64)[:, None] * np.array(_WEYL, np.uint64)
+    even, odd = counter_4K[0::2], counter_4K[1::2]
+    for key in (key_2K + steps_R2[..., None]) & low:
+        product = (even * multiplier)[::-1]
+        even, odd = (product >> half) ^ odd ^ key, product & low
+    return np.stack((even, odd), axis=1).reshape(4, -1)
+
+
+def _gumbel(words: torch.Tensor) -> torch.Tensor:
+    """Standard Gumbel numbers, float32 and finite, of random 32-bit words."""
+    # log1p keeps the upper tail exact, where the winners are: the smallest uniform is 2**-33, a noise of 22.9.
+    uniform = ((words.float() + 0.5) * 2.0**-32).clamp_(max=1 - 2.0**-24)
+    return uniform.neg_().log1p_().neg_().log_().neg_()
