@@ -12,13 +12,14 @@ from kestrel.testing.invariants import check_idle
 from kestrel.testing.toys import FakeTokenDriver
 
 WAIT_S = 20
+LONG = 5000  # tokens: it cannot end before a test has said what it wants
 
 
 class Threaded(Bench):
     """A bench whose lane a device thread ticks; its clock is the real one."""
 
     def __init__(self, **sizes):
-        super().__init__(FakeTokenDriver(), **sizes)
+        super().__init__(FakeTokenDriver(), **{"max_len": 2 * LONG, "pages": LONG, **sizes})
         self.clock = time.monotonic
         self.lane._clock = time.monotonic
         self.news = threading.Condition()
@@ -79,17 +80,17 @@ def test_calls_run_on_the_device_thread_and_hand_back_what_they_raise(thread):
 def test_pause_stops_launches_and_keeps_state(thread):
     bench = Threaded(depth=2)
     thread.add(bench.lane)
-    work_id = bench.submit([1], max_tokens=200)
+    work_id = bench.submit([1], max_tokens=LONG)
     bench.wait(lambda: len(bench.outcomes[work_id].ids) > 3)
     thread.pause()
     seen = len(bench.outcomes[work_id].ids)
     assert not bench.lane.in_flight
     assert thread.call(lambda: 7).result(WAIT_S) == 7
     time.sleep(0.05)
-    assert len(bench.outcomes[work_id].ids) == seen < 200
+    assert len(bench.outcomes[work_id].ids) == seen < LONG
     thread.resume()
     bench.wait(lambda: bench.outcomes[work_id].ended)
-    assert len(bench.outcomes[work_id].ids) == 200
+    assert len(bench.outcomes[work_id].ids) == LONG
 
 
 def test_a_deadline_passes_while_everything_sleeps(thread):
@@ -128,7 +129,7 @@ def test_a_tick_that_raises_fails_its_works_and_the_thread_goes_on(thread, depth
 def test_a_removed_lane_has_ended_its_works(thread):
     bench = Threaded()
     thread.add(bench.lane)
-    work_id = bench.submit([1], max_tokens=200)
+    work_id = bench.submit([1], max_tokens=LONG)
     bench.wait(lambda: len(bench.outcomes[work_id].ids) > 3)
     bench.lane.abort(EngineStoppedError("unloaded"))
     thread.remove(bench.lane)
@@ -141,7 +142,7 @@ def test_stop_delivers_an_end_to_everybody():
     thread.start()
     bench = Threaded(max_rows=1)
     thread.add(bench.lane)
-    works = [bench.submit([1], max_tokens=200) for _ in range(3)]
+    works = [bench.submit([1], max_tokens=LONG) for _ in range(3)]
     bench.wait(lambda: len(bench.outcomes[works[0]].ids) > 3)
     thread.stop()
     assert all(isinstance(bench.outcomes[i].error, EngineStoppedError) for i in works)

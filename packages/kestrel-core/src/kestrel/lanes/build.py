@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 
 from kestrel.config import RuntimeConfig
+from kestrel.device import has_streams
 from kestrel.errors import CapacityError
 from kestrel.lanes.events import Event
 from kestrel.lanes.limits import LaneConfig
@@ -36,7 +37,7 @@ def build_token_lane(
     with the bytes needed, those given and what to change.
     """
     spec = driver.spec
-    depth = config.steps_in_flight or (2 if device.type == "cuda" else 1)
+    depth = config.steps_in_flight or (2 if has_streams(device) else 1)
     max_ahead = depth * (config.max_batched_tokens + 1)
     max_len = min(config.max_model_len or spec.max_positions, spec.max_positions)
 

@@ -144,10 +144,12 @@ class DeviceThread:
                 self.on_lost(lane, cause)
             raise
         finally:
-            self._stopping = True
-            error = EngineStoppedError("the device thread has ended")
+            with self._changed:  # who asks from now on is refused; who asked before is told below
+                self._stopping = True
             while self._calls:
-                self._calls.popleft()[0].set_exception(error)
+                future, _ = self._calls.popleft()
+                if future.set_running_or_notify_cancel():
+                    future.set_exception(EngineStoppedError("the device thread has ended"))
 
     def _round(self) -> bool:
         """Calls, then one tick of every lane; True while one has more to do."""
