@@ -17,6 +17,7 @@ from kestrel.spi import (
     BuildContext,
     Built,
     CatalogEntry,
+    KernelBackend,
     Match,
     ModelCard,
     ModelFamily,
@@ -158,6 +159,27 @@ def test_doctor_shows_the_machine_and_why_plugins_fail(run: Any, host: PluginHos
     assert shown["backends"]["reference"]
     assert "broken" in shown["failures"]
     assert "ops" not in shown
+
+
+def test_doctor_shows_why_a_kernel_backend_fails(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken(KernelBackend):
+        name = "broken"
+
+        def probe(self, device: Any) -> Any:
+            raise OSError("libcuda is missing")
+
+        def impls(self) -> Any:
+            raise AssertionError("never asked")
+
+    @hookimpl
+    def kestrel_kernel_backends() -> list[KernelBackend]:
+        return [Broken()]
+
+    plugin = ModuleType("broken")
+    plugin.__dict__.update(KESTREL_SPI_VERSION=VERSION, kestrel_kernel_backends=kestrel_kernel_backends)
+    monkeypatch.setattr(session, "load_plugins", lambda: PluginHost.from_modules({"broken": plugin}))
+    shown = json.loads(run("doctor", "--json").out)
+    assert shown["backends"]["broken"]["cpu"] == "unavailable: failed (OSError: libcuda is missing)"
 
 
 def test_doctor_of_a_model_shows_who_serves_each_op(

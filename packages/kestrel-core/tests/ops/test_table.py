@@ -107,3 +107,34 @@ def test_weights_are_packed_by_the_provider_that_serves_the_query():
     weight = torch.zeros(2)
     assert torch.equal(table.pack(QUERY, weight), torch.ones(2))
     assert resolve_ops().pack(QUERY, weight) is weight
+
+
+class Broken(Backend):
+    """Raises in the method called ``where``."""
+
+    def __init__(self, where):
+        super().__init__("broken", 9)
+        self.where = where
+
+    def probe(self, device):
+        return self.fail("probe") or super().probe(device)
+
+    def impls(self):
+        offered = self.fail("impls") or super().impls()
+        if self.where == "supports":
+            return {op: Impl(supports=lambda query: self.fail("supports"), fn=self.fn) for op in offered}
+        return offered
+
+    def fail(self, where):
+        if where == self.where:
+            raise OSError("libcuda is missing")
+
+
+@pytest.mark.parametrize("where", ["probe", "impls", "supports"])
+def test_a_backend_that_raises_is_left_out_with_its_reason(where, caplog):
+    low = Backend("low")
+    table = resolve_ops([QUERY], backends=[Broken(where), low])
+    (row,) = table.rows()
+    assert row.provider == "low"
+    assert "OSError: libcuda is missing" in row.rejected["broken"]
+    assert "broken failed" in caplog.text

@@ -68,6 +68,7 @@ def _devices() -> dict[str, str]:
 
 def _backends(host: PluginHost) -> dict[str, dict[str, str]]:
     from kestrel.device import resolve_device
+    from kestrel.ops import probe_backend
     from kestrel.spi import Available
 
     shown = {"reference": {"every device": "available: plain torch"}}
@@ -75,7 +76,7 @@ def _backends(host: PluginHost) -> dict[str, dict[str, str]]:
     for backend in sorted(host.backends.values(), key=lambda b: (-b.priority, b.name)):
         shown[backend.name] = {}
         for device in sorted(devices):
-            answer = backend.probe(resolve_device(device))
+            answer = probe_backend(backend, resolve_device(device))
             available = isinstance(answer, Available)
             detail = answer.detail if isinstance(answer, Available) else answer.reason
             shown[backend.name][device] = ": ".join(

@@ -3,7 +3,7 @@
 from kestrel.ops.linear import row_bucket
 from kestrel.ops.op import Case, Inputs, Op, Tolerance, dtype_name
 from kestrel.ops.registry import OPS
-from kestrel.ops.table import REFERENCE, OpChoice, OpTable, resolve_ops
+from kestrel.ops.table import REFERENCE, OpChoice, OpTable, probe_backend, resolve_ops
 from kestrel.ops.write_kv import copy_page
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "Tolerance",
     "copy_page",
     "dtype_name",
+    "probe_backend",
     "resolve_ops",
     "row_bucket",
 ]

@@ -13,9 +13,9 @@ import torch
 
 from kestrel.errors import NoKernelError, closest
 from kestrel.ops.registry import OPS
-from kestrel.spi.backend import Impl, KernelBackend, No, OpCall, OpQuery, Unavailable, Yes
+from kestrel.spi.backend import Available, Impl, KernelBackend, No, OpCall, OpQuery, Unavailable, Yes
 
-__all__ = ["REFERENCE", "OpChoice", "OpTable", "resolve_ops"]
+__all__ = ["REFERENCE", "OpChoice", "OpTable", "probe_backend", "resolve_ops"]
 
 REFERENCE = "reference"
 log = logging.getLogger(__name__)
@@ -32,6 +32,14 @@ class OpChoice:
 
 def _always(query: OpQuery) -> Yes | No:
     return Yes()
+
+
+def _answer(name: str, impl: Impl, query: OpQuery) -> Yes | No:
+    try:
+        return impl.supports(query)
+    except Exception as error:  # a backend is a plugin: one that fails to answer does not serve
+        log.warning("kernel backend %s failed to say whether it serves %s", name, query, exc_info=error)
+        return No(f"failed to answer ({type(error).__name__}: {error})")
 
 
 class OpTable:
@@ -77,7 +85,7 @@ class OpTable:
     def _choose(self, query: OpQuery) -> Impl:
         rejected: dict[str, str] = {}
         for name, impl in self._asked(query, rejected):
-            answer = impl.supports(query)
+            answer = _answer(name, impl, query)
             if isinstance(answer, Yes):
                 choice = OpChoice(query=query, provider=name, rejected=rejected)
                 self._record(choice)
@@ -134,6 +142,30 @@ def _because(rejected: Mapping[str, str]) -> str:
     return f" ({_reasons(rejected)})" if rejected else ""
 
 
+def probe_backend(backend: KernelBackend, device: torch.device) -> Available | Unavailable:
+    """Whether ``backend`` runs on ``device``; one whose probe raises does not, and why is logged."""
+    try:
+        return backend.probe(device)
+    except Exception as error:
+        return _failed(backend, device, error)
+
+
+def _offers(backend: KernelBackend, device: torch.device) -> Mapping[str, Impl] | Unavailable:
+    answer = probe_backend(backend, device)
+    if isinstance(answer, Unavailable):
+        return answer
+    try:
+        return backend.impls()
+    except Exception as error:
+        return _failed(backend, device, error)
+
+
+def _failed(backend: KernelBackend, device: torch.device, error: Exception) -> Unavailable:
+    """A backend is a plugin: whatever it raises, it alone is left out."""
+    log.warning("kernel backend %s failed on %s", backend.name, device, exc_info=error)
+    return Unavailable(f"failed ({type(error).__name__}: {error})")
+
+
 def resolve_ops(
     needs: Iterable[OpQuery] = (),
     device: torch.device | None = None,
@@ -152,11 +184,11 @@ def resolve_ops(
     providers: dict[str, Mapping[str, Impl]] = {}
     unavailable: dict[str, str] = {}
     for backend in sorted(backends, key=lambda b: (-b.priority, b.name)):
-        answer = backend.probe(device)
-        if isinstance(answer, Unavailable):
-            unavailable[backend.name] = answer.reason
+        offers = _offers(backend, device)
+        if isinstance(offers, Unavailable):
+            unavailable[backend.name] = offers.reason
         else:
-            providers[backend.name] = backend.impls()
+            providers[backend.name] = offers
     known = {*providers, *unavailable, REFERENCE}
     names = {*OPS, *(op for impls in providers.values() for op in impls)}
     for op, provider in (overrides or {}).items():
