@@ -284,7 +284,10 @@ def test_two_families_with_equal_scores_are_an_error_that_names_both(install, go
 def test_family_that_fails_to_look_at_a_checkpoint_leaves_it_to_the_others(install, good):
     install("bad", good("bad").replace("card.config.get", "card.no_such_thing"))
     install("sound", good("sound"))
-    assert PluginHost.load(only("bad", "sound")).match(card("sound")).name == "sound"
+    host = PluginHost.load(only("bad", "sound"))
+    assert host.match(card("sound")).name == "sound"
+    with pytest.raises(UnknownModelError, match=r"Failed to look at it: bad \(AttributeError"):
+        host.match(card("bad"))
 
 
 def test_hosts_share_nothing():

@@ -125,19 +125,18 @@ class PluginHost:
         """A sentence for error messages that names the plugins that do not run and why; empty when all do."""
         if not self._failed:
             return ""
-        reasons = ", ".join(
-            f"{name} ({type(error).__name__}: {error})" for name, error in self._failed.items()
-        )
-        return f"Failed to load: {reasons}."
+        return f"Failed to load: {_reasons(self._failed)}."
 
     def match(self, card: ModelCard) -> ModelFamily:
         """The family that recognises ``card`` best. UnknownModelError when none does, PluginError for a tie."""
         scores: dict[str, int] = {}
+        broken: dict[str, Exception] = {}
         for name, family in self.families.items():
             try:
                 match = family.match(card)
             except Exception as error:
                 log.warning("family %s failed to look at %s", name, card.model_id, exc_info=error)
+                broken[name] = error
                 continue
             if match is not None:
                 scores[name] = match.score
@@ -148,7 +147,7 @@ class PluginHost:
                 "Uninstall one of them, or choose with KESTREL_PLUGINS"
             )
         if not best:
-            raise UnknownModelError(self._no_match(card))
+            raise UnknownModelError(self._no_match(card, broken))
         return self.families[best[0]]
 
     def server_routes(self, engine: object, config: object) -> list[object]:
@@ -216,11 +215,17 @@ class PluginHost:
             log.exception("plugin %s failed in %s", name, hook)
             return []
 
-    def _no_match(self, card: ModelCard) -> str:
+    def _no_match(self, card: ModelCard, broken: Mapping[str, Exception]) -> str:
         kind = card.config.get("model_type", "none in config.json")
         installed_names = ", ".join(sorted(self.families)) or "none"
         message = f"no installed family matches {card.model_id!r} (model_type: {kind}). Installed: {installed_names}."
+        if broken:
+            message += f" Failed to look at it: {_reasons(broken)}."
         return f"{message} {self.failures()}".rstrip()
+
+
+def _reasons(failed: Mapping[str, Exception]) -> str:
+    return ", ".join(f"{name} ({type(error).__name__}: {error})" for name, error in failed.items())
 
 
 def _row(
