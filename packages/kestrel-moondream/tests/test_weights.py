@@ -9,10 +9,12 @@ from moondream_layouts import original_names, published_shapes
 from safetensors.torch import load_file, save_file
 
 from kestrel.errors import LoadError
-from kestrel.ops import resolve_ops
+from kestrel.ops import OPS, resolve_ops
+from kestrel.spi import Available, Impl, KernelBackend, TensorInfo, Yes
 from kestrel_moondream.config import MoondreamConfig
 from kestrel_moondream.model import MoondreamModel
 from kestrel_moondream.names import is_moondream, is_moondream3, parameter_name
+from kestrel_moondream.weights import load as load_into
 from kestrel_moondream.weights import unpack_int4
 
 
@@ -156,3 +158,48 @@ def test_a_four_bit_checkpoint_loads_as_floats(load, save, built, tensors):
     del named["model.text.blocks.1.mlp.fc1.weight.scale"]
     with pytest.raises(LoadError, match="scale"):
         load(save(named))
+
+
+class Doubling(KernelBackend):
+    """Serves every linear from weights of its own layout: twice the checkpoint's."""
+
+    name = "doubling"
+
+    def probe(self, device):
+        return Available()
+
+    def impls(self):
+        return {"linear": Impl(supports=lambda query: Yes(), fn=self.linear, pack=lambda weight: weight * 2)}
+
+    @staticmethod
+    def linear(x, weight, *rest):
+        return OPS["linear"].reference(x, weight / 2, *rest)
+
+
+def test_weights_are_laid_out_for_the_provider_of_their_op(built, tensors):
+    reader = Reader(tensors)
+    with torch.device("meta"):
+        model = MoondreamModel(
+            built.main.config, resolve_ops(backends=[Doubling()]), torch.float32, page_size=16
+        )
+    load_into(model, reader, device="cpu", dtype=torch.float32)
+    assert torch.equal(model.text.lm_head.weight, 2 * tensors["text.lm_head.weight"])
+    assert torch.equal(model.text.wte, tensors["text.wte"])
+    x = torch.ones(3, model.text.lm_head.in_features)
+    assert torch.allclose(model.text.lm_head(x), built.main.model.text.lm_head(x))
+
+
+class Reader:
+    """A ``WeightReader`` over tensors in memory."""
+
+    def __init__(self, tensors):
+        self._given = tensors
+        self.tensors = {
+            name: TensorInfo(tuple(t.shape), "F32", "model.safetensors") for name, t in tensors.items()
+        }
+
+    def names(self):
+        return iter(self._given)
+
+    def get(self, name):
+        return self._given[name]

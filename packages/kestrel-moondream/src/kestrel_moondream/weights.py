@@ -9,6 +9,7 @@ from types import MappingProxyType
 import torch
 
 from kestrel.errors import LoadError
+from kestrel.layers import pack_weights
 from kestrel.loading import load_weights
 from kestrel.spi import TensorInfo, WeightReader
 from kestrel_moondream.model import MoondreamModel
@@ -20,7 +21,10 @@ GROUP = 128  # weights that share one scale in the published 4-bit checkpoint
 
 
 def load(model: MoondreamModel, reader: WeightReader, *, device: torch.device, dtype: torch.dtype) -> None:
-    """Fill ``model`` from a checkpoint of either layout. LoadError unless every tensor has its place and its shape."""
+    """Fill ``model`` from a checkpoint of either layout, and lay the weights out as the providers of its ops want them.
+
+    LoadError unless every tensor has its place and its shape.
+    """
     is_packed = any(name.endswith(PACKED[0]) for name in reader.tensors)
     is_original = any(name.startswith("region_model.") for name in reader.tensors)
     load_weights(
@@ -31,6 +35,7 @@ def load(model: MoondreamModel, reader: WeightReader, *, device: torch.device, d
         rename=parameter_name,
         transforms={"region.*_features": torch.t} if is_original else {},  # stored as [out, in] there
     )
+    pack_weights(model)
 
 
 class PackedWeights:
