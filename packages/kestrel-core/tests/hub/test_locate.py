@@ -96,7 +96,14 @@ def test_path_wins_over_the_name(sources, tmp_path):
     (tmp_path / "mine").mkdir()
     found = resolve({"file": FileSource()}, "acme/big", model_path=tmp_path / "mine")
     assert (found.path, found.model_id) == (tmp_path / "mine", "acme/big")
-    assert resolve({"file": FileSource()}, model_path=str(tmp_path / "mine")).model_id == "mine"
+
+
+@pytest.mark.parametrize(
+    ("path", "name"), [("mine", "mine"), ("acme-2.1", "acme-2.1"), ("one.safetensors", "one")]
+)
+def test_a_path_without_a_name_is_called_as_it_ends(tmp_path, path, name):
+    (tmp_path / path).mkdir()
+    assert resolve({"file": FileSource()}, model_path=str(tmp_path / path)).model_id == name
 
 
 @pytest.mark.parametrize(

@@ -56,9 +56,9 @@ def resolve_model(
     )
     finder = _Finder({**built_in, **host.sources}, host, offline or config.offline, progress)
     if config.model_path is not None:
-        path = Path(config.model_path)
-        found = finder.at("file", str(path), config.revision)
-        return Located(path=found, model_id=config.model or path.resolve().stem, revision=config.revision)
+        found = finder.at("file", str(config.model_path), config.revision)
+        name = found.resolve().name.removesuffix(".safetensors")
+        return Located(path=found, model_id=config.model or name, revision=config.revision)
     entry = _embedded(host) if config.model is None else _registered(config.model, host)
     if entry is not None:
         scheme, reference = _split(entry)
