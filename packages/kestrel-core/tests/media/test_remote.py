@@ -114,6 +114,14 @@ def test_allowed_picture_is_fetched_from_the_checked_address_under_its_own_name(
     assert server.seen == [("/picture.png?size=1", f"pictures.test:{server.server_port}")]
 
 
+def test_an_address_that_cannot_be_reached_leaves_the_next_one(server):
+    addresses = [ipaddress.ip_address("::1"), LOOPBACK]  # nobody listens at the first
+    fetcher = Fetcher(resolve=lambda host, port: addresses, may_connect=lambda address: address.is_loopback)
+    limits = MediaLimits(allowed_domains=("pictures.test",))
+    found = normalise_image(f"http://pictures.test:{server.server_port}/picture.png", limits, fetcher=fetcher)
+    assert found.pixels.shape == (2, 3, 3)
+
+
 def test_redirect_is_followed(fetch, server):
     assert fetch("/moved").pixels.shape == (2, 3, 3)
     assert [path for path, _ in server.seen] == ["/moved", "/picture.png"]

@@ -12,7 +12,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from urllib.parse import SplitResult, urljoin, urlsplit
 
@@ -66,15 +66,12 @@ class Fetcher:
                 if isinstance(error, InvalidMediaError):
                     raise
                 late = time.monotonic() >= deadline
-                reason = f"it took longer than {limits.fetch_timeout_s:g} s" if late else str(error)
-                raise InvalidMediaError(
-                    f"{url} cannot be fetched: {reason}. Check the address or retry"
-                ) from error
+                raise _failed(url, _too_slow(limits) if late else str(error)) from error
             finally:
                 guard.cancel()
                 connection.close()
             if connection.is_aborted:  # a body without a declared length just ends
-                raise _failed(url, connection, limits, "")
+                raise _failed(url, _too_slow(limits))
             if status == 200:
                 return body
             if status not in _REDIRECTS or not location:
@@ -100,30 +97,44 @@ class Fetcher:
                 "public address. Download the picture yourself and send its bytes"
             )
         timeout_s = max(0.001, deadline - time.monotonic())
-        return _Pinned(host, port, addresses[0], timeout_s, secure=target.scheme == "https")
+        return _Pinned(host, port, addresses, timeout_s, secure=target.scheme == "https")
 
 
 class _Pinned(http.client.HTTPConnection):
-    """A connection to one checked address; the host's name stays in the Host header and in TLS."""
+    """A connection to one of the checked addresses; the host's name stays in the Host header and in TLS."""
 
-    def __init__(self, host: str, port: int, address: Address, timeout_s: float, *, secure: bool) -> None:
+    def __init__(
+        self, host: str, port: int, addresses: Sequence[Address], timeout_s: float, *, secure: bool
+    ) -> None:
         super().__init__(host, port, timeout=timeout_s)
         if secure:
             self.default_port = _PORTS["https"]
-        self._address, self._timeout_s, self._secure = address, timeout_s, secure
+        self._addresses, self._timeout_s, self._secure = addresses, timeout_s, secure
         self.is_aborted = False
         # http.client forgets ``sock`` while a body is still being read.
         self._wire: socket.socket | None = None
 
     def connect(self) -> None:
-        """Connect to the checked address, whatever the name resolves to by now."""
-        self.sock = self._wire = socket.create_connection((str(self._address), self.port), self._timeout_s)
+        """Connect to a checked address, whatever the name resolves to by now."""
+        self.sock = self._wire = self._reached()
         if self._secure:
             context = ssl.create_default_context()
             self.sock = self._wire = context.wrap_socket(
                 self.sock, server_hostname=self.host, do_handshake_on_connect=False
             )
             self.sock.do_handshake()
+
+    def _reached(self) -> socket.socket:
+        """A socket to the first address that answers: a host may have addresses that this machine has no route to."""
+        failure = OSError("no address")
+        for address in self._addresses:
+            try:
+                return socket.create_connection((str(address), self.port), self._timeout_s)
+            except OSError as error:
+                failure = error
+            if self.is_aborted:
+                break
+        raise failure
 
     def abort(self) -> None:
         """Make every pending read fail, from another thread."""
@@ -135,10 +146,12 @@ class _Pinned(http.client.HTTPConnection):
                 return
 
 
-def _failed(url: str, connection: _Pinned, limits: MediaLimits, reason: str) -> InvalidMediaError:
-    if connection.is_aborted or reason == "timed out":
-        reason = f"it took longer than {limits.fetch_timeout_s:g} s"
+def _failed(url: str, reason: str) -> InvalidMediaError:
     return InvalidMediaError(f"{url} cannot be fetched: {reason}. Check the address or retry")
+
+
+def _too_slow(limits: MediaLimits) -> str:
+    return f"it took longer than {limits.fetch_timeout_s:g} s"
 
 
 def _get(connection: _Pinned, target: SplitResult, limits: MediaLimits) -> tuple[int, str | None, bytes]:
