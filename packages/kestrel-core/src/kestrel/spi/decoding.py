@@ -10,10 +10,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kestrel.errors import InvalidRequestError
 from kestrel.types import FinishReason, Token
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 __all__ = [
     "Acceptor",
@@ -95,11 +99,12 @@ class Automaton:
     """A finite automaton over token classes; in each state only the ids of its mask may follow.
 
     ``classes``: class k holds the ids of the k-th set that are in no earlier one; ids in none form the last class,
-    ``len(classes)``. ``next[state][class]`` is the following state; ``mask[state]`` the ids allowed there.
+    ``len(classes)``. ``next[state][class]`` is the following state (rows, or for large ones an array [states,
+    classes]); ``mask[state]`` the ids allowed there.
     """
 
     classes: tuple[TokenSet, ...]
-    next: Sequence[Sequence[int]]
+    next: Sequence[Sequence[int]] | NDArray[np.int32]
     mask: Sequence[TokenSet]
     start: int = 0
 
@@ -109,7 +114,12 @@ class Automaton:
             raise ValueError(
                 f"an automaton of {len(self.mask)} states needs as many next rows of {width} classes"
             )
-        for state in (self.start, *(state for row in self.next for state in row)):
+        named: Iterable[int]
+        if isinstance(self.next, Sequence):
+            named = (state for row in self.next for state in row)
+        else:  # millions of entries: no loop over them
+            named = (int(self.next.min()), int(self.next.max()))
+        for state in (self.start, *named):
             if not 0 <= state < len(self.mask):
                 raise ValueError(f"state {state} is not one of the automaton's {len(self.mask)} states")
 
