@@ -82,7 +82,7 @@ class WindowRules:
             self._next = _table(count)
         return Automaton(
             classes=self._classes,
-            next=self._next,  # type: ignore[arg-type]  # an array of rows, which the sampler takes as it is
+            next=self._next,
             mask=masks,
             start=1 + count if goes_on else 0,
         )

@@ -14,7 +14,9 @@ from kestrel.spi import TensorInfo, WeightReader
 from kestrel_speech.whisper.model import WhisperModel
 from kestrel_speech.whisper.names import KEY_BIAS, KEY_WEIGHT, parameter_name
 
-__all__ = ["BiasedKeys", "load"]
+__all__ = ["TIED", "BiasedKeys", "load"]
+
+TIED = {"proj_out.weight": "decoder.embed_tokens.weight"}
 
 
 def load(model: WhisperModel, reader: WeightReader, *, device: torch.device, dtype: torch.dtype) -> None:
@@ -25,7 +27,7 @@ def load(model: WhisperModel, reader: WeightReader, *, device: torch.device, dty
         device=device,
         dtype=dtype,
         rename=parameter_name,
-        tied={"proj_out.weight": "decoder.embed_tokens.weight"},
+        tied=TIED,
     )
     pack_weights(model)
 
