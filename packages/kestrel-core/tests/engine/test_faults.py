@@ -114,6 +114,26 @@ async def test_a_reader_that_raises_ends_its_request_alone(toys):
             await idle(engine)
 
 
+async def test_one_output_that_fails_ends_its_siblings_at_once(toys, monkeypatch):
+    from kestrel.testing.fakes import MarkedParser
+
+    real, first = MarkedParser.feed, []
+
+    def feed(self, token):
+        first.append(self)
+        if self is not first[0]:
+            raise LookupError("the second output cannot be read")
+        return real(self, token)
+
+    monkeypatch.setattr(MarkedParser, "feed", feed)
+    toys.controls().delay_s = 0.002
+    async with toys.engine(enable_prefix_cache=False) as engine:
+        with pytest.raises(LookupError):
+            await engine.query(question="?", settings={**LONG, "n": 2})
+        assert engine.stats()["toy"]["generated_tokens"] < 900
+        await idle(engine)
+
+
 async def test_one_model_that_breaks_leaves_the_other_alone(toys):
     toys.controls("one").failure = RuntimeError("broken")
     async with toys.engine(toys.config("one"), toys.config("two")) as engine:

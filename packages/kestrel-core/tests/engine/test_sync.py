@@ -183,6 +183,20 @@ def test_an_interrupted_start_takes_everything_down(toys, monkeypatch):
     assert toys.family.num_built == 0
 
 
+def test_what_does_not_end_by_itself_is_ended_with_the_loop(toys, monkeypatch):
+    from kestrel.engine import loop_thread
+
+    monkeypatch.setattr(loop_thread, "LAST_WAIT_S", 0.05)
+    with ThreadPoolExecutor(1) as threads:
+        engine = SyncEngine(toys.config(), plugins=toys.host)
+        endless = threads.submit(engine._loop.run, asyncio.sleep(60))
+        time.sleep(0.02)
+        engine.shutdown()
+        with pytest.raises(EngineStoppedError):
+            endless.result(timeout=10)
+    wait_without_threads()
+
+
 def test_sync_calls_do_not_need_or_disturb_the_callers_loop(toys):
     async def main():
         with toys.sync_engine() as engine:

@@ -170,3 +170,15 @@ async def test_an_engine_used_on_another_loop_says_so(toys):
     async with toys.engine() as engine:
         with pytest.raises(InvalidRequestError, match="belongs to the event loop that created it"):
             await asyncio.to_thread(asyncio.run, elsewhere(engine))
+
+
+async def test_skills_models_and_inputs_of_wrong_types_are_refused(toys):
+    async with toys.engine() as engine:
+        for name in (None, ["query"], 3):
+            with pytest.raises(InvalidRequestError, match="no skill is called"):
+                await engine.run(name, {})
+        for inputs in (None, ["question"], "question"):
+            with pytest.raises(InvalidRequestError, match="give a mapping"):
+                await engine.run("query", inputs)
+        with pytest.raises(UnknownModelError, match="no model"):
+            engine.model(["toy"])
