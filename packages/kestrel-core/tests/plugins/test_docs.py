@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kestrel import spi
+from kestrel import spi, testing
 from kestrel.plugins import PluginHost, hookspecs
 
 PAGE = Path(__file__).parents[4] / "docs/plugins.md"
@@ -38,12 +38,18 @@ def test_page_names_every_public_name_of_the_spi(page: str):
     assert not missing
 
 
+def test_page_names_everything_in_the_test_kit(page: str):
+    _, section = page.split("## Testing a plugin")
+    assert [name for name in testing.__all__ if f"`{name}`" not in section] == []
+    assert all(vars(testing)[name] for name in testing.__all__)
+
+
 def test_page_states_the_current_spi_version(page: str):
     assert f"KESTREL_SPI_VERSION = {spi.VERSION}" in page
 
 
 def test_example_of_the_page_is_a_plugin(page: str):
-    (source,) = re.findall(r"^```python\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL)
+    source, _ = re.findall(r"^```python\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL)
     module = types.ModuleType("kestrel_acme")
     exec(source, vars(module))
     host = PluginHost.from_modules({"acme": module})
