@@ -13,7 +13,7 @@ from typing import Any
 
 from kestrel.errors import InvalidRequestError, closest, shown
 
-__all__ = ["choice", "flag", "items", "number", "path", "text", "texts", "whole"]
+__all__ = ["choice", "flag", "is_finite", "items", "number", "path", "text", "texts", "whole"]
 
 MANY = 2**53  # bounds above are there for the machine; a message names them where they matter
 
@@ -41,14 +41,18 @@ def number(
     """``value`` as an int or float; those of numpy are taken too."""
     if value is None:
         return None
-    is_number = isinstance(value, Real) and not isinstance(value, bool)
-    try:
-        if not is_number or not math.isfinite(value):
-            raise InvalidRequestError(f"{name} is {shown(value)}; it must be a finite number")
-    except OverflowError:
-        raise InvalidRequestError(f"{name} is {shown(value)}; it must be a finite number") from None
+    if not is_finite(value):
+        raise InvalidRequestError(f"{name} is {shown(value)}; it must be a finite number")
     _within(name, value, low, high, open_low)
     return value if isinstance(value, int) else float(value)
+
+
+def is_finite(value: Any) -> bool:
+    """Whether ``value`` is a number that a float can hold; a boolean is none."""
+    try:
+        return not isinstance(value, bool) and isinstance(value, Real) and math.isfinite(value)
+    except OverflowError:  # an int beyond the largest float
+        return False
 
 
 def whole(name: str, value: Any, low: int | None = None, high: int | None = None) -> int | None:

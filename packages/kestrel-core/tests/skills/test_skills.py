@@ -111,6 +111,10 @@ REFUSED = [
     ("caption", {"image": [PIXELS, PIXELS]}, "was given 2"),
     ("caption", {"image": PIXELS, "length": "shrt"}, "Did you mean 'short'"),
     ("caption", {"image": PIXELS, "length": 3}, "length is 3"),
+    ("caption", {"image": PIXELS, "length": 10**5000}, "length is a int that cannot be shown"),
+    ("transcribe", {"audio": b"", "clip_timestamps": [10**400]}, "number of seconds"),
+    ("transcribe", {"audio": b"", "logprob_threshold": 10**400}, "finite number"),
+    ("transcribe", {"audio": b"", "language_detection_threshold": 10**400}, "must be"),
     ("point", {"object": "cat"}, "point needs one image"),
     ("point", {"image": PIXELS}, "object is missing"),
     ("detect", {"image": PIXELS, "object": ""}, "object is empty"),
@@ -125,6 +129,7 @@ REFUSED = [
     ("generate", {"prompt": [{"type": "tokens", "token_ids": []}]}, "prompt is empty"),
     ("generate", {"prompt": [{"type": "tokens", "token_ids": [1, -2]}]}, "holds -2"),
     ("generate", {"prompt": [{"type": "tokens", "token_ids": [True]}]}, "holds True"),
+    ("generate", {"prompt": [{"type": "tokens", "token_ids": [-(10**5000)]}]}, "cannot be shown"),
     ("generate", {"prompt": [{"type": "txt", "text": "a"}]}, "Did you mean 'text'"),
     ("generate", {"prompt": [{"type": "text", "txt": "a"}]}, "unknown key 'txt'"),
     ("generate", {"prompt": [{"type": ["text"]}]}, "has type"),
@@ -150,6 +155,8 @@ def test_wrong_inputs_are_refused_and_named(skill, inputs, message):
         ([[-0.1, 0.2]], "holds -0.1"),
         ([["0", 0.2]], "holds '0'"),
         ([[True, 0.2]], "holds True"),
+        ([[10**400, 0.2]], "holds 1000"),
+        ([[10**5000, 0.2]], "holds a int that cannot be shown"),
         ([[0.5, 0.1, 0.4, 0.2]], "must not exceed"),
         ([[0.1, 0.5, 0.4, 0.2]], "must not exceed"),
     ],
@@ -443,6 +450,20 @@ def test_wrong_tools_are_refused(tools, message):
 
 
 def test_builtin_skills_have_distinct_names_and_descriptions():
-    assert list(SKILLS) == ["query", "caption", "point", "detect", "segment", "chat", "generate", "transcribe"]
+    assert list(SKILLS) == [
+        "query",
+        "caption",
+        "point",
+        "detect",
+        "segment",
+        "chat",
+        "generate",
+        "transcribe",
+    ]
     assert all(skill.description for skill in SKILLS.values())
     assert isinstance(SKILLS["query"].settings(None, {"temperature": 0.2}), Settings)
+
+
+def test_token_ids_of_numpy_are_taken():
+    call = parse("generate", prompt=[{"type": "tokens", "token_ids": [np.int64(3), 4]}])
+    assert call.values["parts"] == (TokensPart((3, 4)),)

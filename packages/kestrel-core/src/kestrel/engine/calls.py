@@ -175,6 +175,8 @@ class CallRunner:
         settings = skill.settings(given, defaults)
         if settings.seed is None:
             settings = settings.with_(seed=secrets.randbits(63))
+        if not isinstance(inputs, Mapping):
+            raise InvalidRequestError(f"inputs is a {type(inputs).__name__}; give a mapping of name to value")
         values = {name: value for name, value in inputs.items() if value is not None}
         if "reasoning" not in values and defaults.get("reasoning") is not None:
             values["reasoning"] = defaults["reasoning"]

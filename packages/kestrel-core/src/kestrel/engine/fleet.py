@@ -20,7 +20,14 @@ from kestrel.engine.memory import plan_memory, return_memory
 from kestrel.engine.pool import CpuPool
 from kestrel.engine.router import Router
 from kestrel.engine.slots import Phase, Slot
-from kestrel.errors import CapacityError, EngineStoppedError, InvalidRequestError, UnknownModelError, closest
+from kestrel.errors import (
+    CapacityError,
+    EngineStoppedError,
+    InvalidRequestError,
+    UnknownModelError,
+    closest,
+    shown,
+)
 from kestrel.lanes import DeviceThread
 from kestrel.lanes.lane import Lane
 from kestrel.media import MediaBudget
@@ -94,23 +101,25 @@ class Fleet:
 
     def slot(self, model_id: str) -> Slot:
         """A model of this engine. UnknownModelError names the engine's models."""
-        found = self._slots.get(model_id)
+        found = self._slots.get(model_id) if isinstance(model_id, str) else None
         if found is None:
             raise UnknownModelError(
-                f"this engine has no model {model_id!r}. {closest(model_id, self._slots)}. "
+                f"this engine has no model {shown(model_id)}. {closest(shown(model_id), self._slots)}. "
                 f"Pass it in models= when the engine is created. {self._host.failures()}".rstrip()
             )
         return found
 
     def has_skill(self, name: str) -> bool:
         """Whether a skill is called ``name``."""
-        return name in self._skills
+        return isinstance(name, str) and name in self._skills
 
     def skill(self, name: str) -> Skill:
         """A skill by name, a plugin's included. InvalidRequestError names the known ones."""
-        found = self._skills.get(name)
+        found = self._skills.get(name) if isinstance(name, str) else None
         if found is None:
-            raise InvalidRequestError(f"no skill is called {name!r}. {closest(name, self._skills)}")
+            raise InvalidRequestError(
+                f"no skill is called {shown(name)}. {closest(shown(name), self._skills)}"
+            )
         return found
 
     @contextlib.contextmanager

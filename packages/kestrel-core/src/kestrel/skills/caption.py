@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from kestrel.config import Settings
-from kestrel.errors import InvalidRequestError, closest
+from kestrel.errors import InvalidRequestError, closest, shown
 from kestrel.skills.channels import Channels
 from kestrel.skills.inputs import check_names, one_image
 from kestrel.skills.text import TEXT_SETTINGS, text_request
@@ -33,7 +33,7 @@ class CaptionSkill(Skill):
         length = inputs.get("length")
         length = "normal" if length is None else length
         if length not in LENGTHS:
-            raise InvalidRequestError(f"length is {length!r}. {closest(str(length), LENGTHS)}")
+            raise InvalidRequestError(f"length is {shown(length)}. {closest(shown(length), LENGTHS)}")
         media = one_image(self.name, inputs.get("image"))
         return Call(skill=self.name, values={"length": length}, media=tuple(media), settings=settings)
 

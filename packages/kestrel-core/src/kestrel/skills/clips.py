@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from kestrel.errors import InvalidRequestError
+from kestrel.errors import InvalidRequestError, shown
 from kestrel.skills.inputs import is_list
 
 __all__ = ["Clip", "clips_of"]
@@ -66,8 +66,8 @@ def _end(name: str, value: Any) -> float | None:
 def _seconds(name: str, value: Any) -> float:
     try:
         seconds = math.nan if isinstance(value, bool) else float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         seconds = math.nan
     if not math.isfinite(seconds) or seconds < 0:
-        raise InvalidRequestError(f"{name} is {value!r}; it must be a number of seconds from 0")
+        raise InvalidRequestError(f"{name} is {shown(value)}; it must be a number of seconds from 0")
     return seconds

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 from kestrel.config import Settings
-from kestrel.errors import InvalidRequestError
+from kestrel.errors import InvalidRequestError, shown
 from kestrel.skills.channels import Channels
 from kestrel.skills.inputs import Role, check_names, is_list, plain_text
 from kestrel.skills.parts import PROMPT_TYPES, part_type
@@ -84,9 +85,9 @@ def _ids(name: str, value: Any) -> tuple[int, ...]:
     if not is_list(value):
         raise InvalidRequestError(f"{name} is a {type(value).__name__}; give a list of token ids")
     for token_id in value:
-        if isinstance(token_id, bool) or not isinstance(token_id, int) or token_id < 0:
-            raise InvalidRequestError(f"{name} holds {token_id!r}; token ids are whole numbers from 0")
-    return tuple(value)
+        if isinstance(token_id, bool) or not isinstance(token_id, Integral) or token_id < 0:
+            raise InvalidRequestError(f"{name} holds {shown(token_id)}; token ids are whole numbers from 0")
+    return tuple(map(int, value))
 
 
 def _check_ids(part: Part, tokenizer: TextTokenizer) -> None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping, Sequence
 from numbers import Real
 from typing import Any
 
-from kestrel.errors import InvalidRequestError, closest
+from kestrel.errors import InvalidRequestError, closest, shown
 
 __all__ = [
     "Role",
@@ -58,7 +57,7 @@ def flag(name: str, value: Any) -> bool:
     if value is None:
         return False
     if not isinstance(value, bool):
-        raise InvalidRequestError(f"{name} is {value!r}; it must be true or false")
+        raise InvalidRequestError(f"{name} is {shown(value)}; it must be true or false")
     return value
 
 
@@ -114,12 +113,12 @@ def _image(value: Any) -> Any:
 def _spatial(place: int, ref: Any) -> tuple[float, ...]:
     name = f"spatial_refs[{place}]"
     if isinstance(ref, str | bytes) or not isinstance(ref, Sequence) or len(ref) not in (2, 4):
-        raise InvalidRequestError(f"{name} is {ref!r}; give [x, y] or [x_min, y_min, x_max, y_max]")
+        raise InvalidRequestError(f"{name} is {shown(ref)}; give [x, y] or [x_min, y_min, x_max, y_max]")
     for number in ref:
         is_number = isinstance(number, Real) and not isinstance(number, bool)
-        if not is_number or not math.isfinite(number) or not 0 <= number <= 1:
+        if not is_number or not 0 <= number <= 1:  # which no NaN is
             raise InvalidRequestError(
-                f"{name} holds {number!r}; coordinates are numbers from 0 to 1 of the image"
+                f"{name} holds {shown(number)}; coordinates are numbers from 0 to 1 of the image"
             )
     if len(ref) == 4 and (ref[0] > ref[2] or ref[1] > ref[3]):
         raise InvalidRequestError(f"{name} is {list(ref)}; x_min and y_min must not exceed x_max and y_max")

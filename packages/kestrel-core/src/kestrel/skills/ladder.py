@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
-from kestrel.errors import InvalidRequestError
+from kestrel.checks import is_finite
+from kestrel.errors import InvalidRequestError, shown
 
 __all__ = ["LADDER_ALIASES", "LADDER_NAMES", "Ladder"]
 
@@ -54,29 +54,25 @@ class Ladder:
             or not 1 <= self.best_of <= MAX_BEST_OF
         ):
             raise InvalidRequestError(
-                f"best_of is {self.best_of!r}; it must be a whole number from 1 to {MAX_BEST_OF}"
+                f"best_of is {shown(self.best_of)}; it must be a whole number from 1 to {MAX_BEST_OF}"
             )
         for name in ("compression_ratio_threshold", "logprob_threshold", "no_speech_threshold"):
             value = getattr(self, name)
-            if value is not None and not _is_number(value):
+            if value is not None and not is_finite(value):
                 raise InvalidRequestError(
-                    f"{name} is {value!r}; it must be a finite number, or None to turn it off"
+                    f"{name} is {shown(value)}; it must be a finite number, or None to turn it off"
                 )
         if self.no_speech_threshold is not None and not 0 <= self.no_speech_threshold <= 1:
             raise InvalidRequestError(
-                f"no_speech_threshold is {self.no_speech_threshold!r}; it is a probability, from 0 to 1"
+                f"no_speech_threshold is {shown(self.no_speech_threshold)}; it is a probability, from 0 to 1"
             )
 
 
 def _temperatures(value: Any) -> tuple[float, ...]:
     steps = tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else (value,)
-    fits = bool(steps) and all(_is_number(step) and 0 <= step <= 1 for step in steps)
+    fits = bool(steps) and all(is_finite(step) and 0 <= step <= 1 for step in steps)
     if not fits or any(a >= b for a, b in pairwise(steps)):
         raise InvalidRequestError(
-            f"temperature is {value!r}; give one number from 0 to 1, or a list of them that strictly increases"
+            f"temperature is {shown(value)}; give one number from 0 to 1, or a list of them that strictly increases"
         )
     return tuple(float(step) for step in steps)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

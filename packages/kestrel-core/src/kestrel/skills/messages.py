@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kestrel.errors import InvalidRequestError, closest
+from kestrel.errors import InvalidRequestError, closest, shown
 from kestrel.skills.inputs import Role, is_list, plain_text
 from kestrel.skills.parts import media_part
 from kestrel.spi.chat import MediaPart, Message, TextPart, ToolCall
@@ -44,11 +44,11 @@ def _message(name: str, value: Any, media: list[Role]) -> Message:
     fields = {key: item for key, item in value.items() if item is not None}
     for key in fields:
         if key not in KEYS:
-            raise InvalidRequestError(f"{name} has an unknown key {key!r}. {closest(str(key), KEYS)}")
+            raise InvalidRequestError(f"{name} has an unknown key {shown(key)}. {closest(str(key), KEYS)}")
     role = fields.get("role")
     role = ALIASES.get(role, role) if isinstance(role, str) else role
     if not isinstance(role, str) or role not in ROLES:
-        raise InvalidRequestError(f"{name} has role {role!r}. {closest(str(role), ROLES)}")
+        raise InvalidRequestError(f"{name} has role {shown(role)}. {closest(shown(role), ROLES)}")
     for key, owner in (("tool_calls", "assistant"), ("tool_call_id", "tool")):
         if key in fields and role != owner:
             raise InvalidRequestError(f"{name} has {key}; only a message of role {owner!r} may")
@@ -147,7 +147,8 @@ def _check_turns(messages: Sequence[Message]) -> None:
                 )
             if message.tool_call_id and message.tool_call_id not in asked:
                 raise InvalidRequestError(
-                    f"messages[{i}] answers tool call {message.tool_call_id!r}. {closest(message.tool_call_id, asked)}"
+                    f"messages[{i}] answers tool call {shown(message.tool_call_id)}. "
+                    f"{closest(message.tool_call_id, asked)}"
                 )
     if messages[-1].role not in ("user", "tool"):
         raise InvalidRequestError(

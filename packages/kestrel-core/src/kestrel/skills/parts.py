@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from kestrel.errors import InvalidRequestError, closest
+from kestrel.errors import InvalidRequestError, closest, shown
 from kestrel.skills.inputs import Role, is_list, plain_text
 
 __all__ = ["CHAT_TYPES", "PROMPT_TYPES", "media_part", "part_type"]
@@ -33,12 +33,12 @@ def part_type(name: str, value: Any, types: Mapping[str, tuple[str, ...]]) -> tu
         raise InvalidRequestError(f"{name} is a {type(value).__name__}; give a mapping with 'type'")
     kind = value.get("type")
     if not isinstance(kind, str) or kind not in types:
-        raise InvalidRequestError(f"{name} has type {kind!r}. {closest(str(kind), types)}")
+        raise InvalidRequestError(f"{name} has type {shown(kind)}. {closest(shown(kind), types)}")
     keys = types[kind]
     for key in value:
         if key != "type" and key not in keys:
             raise InvalidRequestError(
-                f"{name} has an unknown key {key!r}. {closest(str(key), ('type', *keys))}"
+                f"{name} has an unknown key {shown(key)}. {closest(str(key), ('type', *keys))}"
             )
     given = [value[key] for key in keys if value.get(key) is not None]
     if len(given) != 1:

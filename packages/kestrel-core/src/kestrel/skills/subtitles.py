@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from kestrel.errors import InvalidRequestError, closest
+from kestrel.errors import InvalidRequestError, closest, shown
 
 __all__ = ["TRANSCRIPT_FORMATS", "format_transcript"]
 
@@ -20,7 +20,7 @@ def format_transcript(output: Output, format: str) -> str:
     "tsv" (start and end in milliseconds, text). InvalidRequestError for another one.
     """
     if format not in _WRITERS:
-        raise InvalidRequestError(f"unknown transcript format {format!r}. {closest(format, _WRITERS)}")
+        raise InvalidRequestError(f"unknown transcript format {shown(format)}. {closest(format, _WRITERS)}")
     return _WRITERS[format](output)
 
 

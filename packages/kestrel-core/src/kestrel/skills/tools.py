@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from kestrel.errors import InvalidRequestError, closest
+from kestrel.errors import InvalidRequestError, closest, shown
 from kestrel.skills.inputs import is_list, plain_text
 from kestrel.skills.schema import check_schema
 from kestrel.spi.chat import Tool
@@ -41,12 +41,12 @@ def _tool(name: str, value: Any) -> Tool:
     for key in function:
         if key not in _KEYS:
             raise InvalidRequestError(
-                f"{name}.function has an unknown key {key!r}. {closest(str(key), _KEYS)}"
+                f"{name}.function has an unknown key {shown(key)}. {closest(str(key), _KEYS)}"
             )
     title = function.get("name")
     if not isinstance(title, str) or not _NAME.fullmatch(title):
         raise InvalidRequestError(
-            f"{name}.function.name is {title!r}; use up to 64 letters, digits, '_', '-', '.'"
+            f"{name}.function.name is {shown(title)}; use up to 64 letters, digits, '_', '-', '.'"
         )
     return Tool(
         name=title,

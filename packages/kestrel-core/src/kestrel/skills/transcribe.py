@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from kestrel.config import Settings
-from kestrel.errors import InvalidRequestError, closest
+from kestrel.errors import InvalidRequestError, closest, shown
 from kestrel.skills.channels import Channels
 from kestrel.skills.inputs import check_names
 from kestrel.skills.ladder import LADDER_ALIASES, LADDER_NAMES, Ladder
@@ -119,8 +119,8 @@ def _refuse_beams(given: dict[str, Any]) -> None:
         value = given.pop(name, None)
         if value is not None and value not in allowed:
             raise InvalidRequestError(
-                f"{name} is {value!r}, and beam search is not supported yet. Leave it out; best_of and temperature "
-                "choose among several attempts."
+                f"{name} is {shown(value)}, and beam search is not supported yet. Leave it out; best_of and "
+                "temperature choose among several attempts."
             )
 
 
@@ -137,5 +137,5 @@ def _sample_rate(value: Any) -> int | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise InvalidRequestError(f"sample_rate is {value!r}; it must be a whole number of Hz")
+        raise InvalidRequestError(f"sample_rate is {shown(value)}; it must be a whole number of Hz")
     return value

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from kestrel.errors import InvalidRequestError, closest
+from kestrel.checks import is_finite
+from kestrel.errors import InvalidRequestError, closest, shown
 from kestrel.skills.clips import Clip, clips_of
 from kestrel.skills.inputs import flag, is_list, plain_text
 
@@ -75,7 +76,7 @@ class TranscribeOptions:
 def _choice(*choices: str) -> Callable[[str, Any], str]:
     def check(name: str, value: Any) -> str:
         if value not in choices:
-            raise InvalidRequestError(f"{name} is {value!r}. {closest(str(value), choices)}")
+            raise InvalidRequestError(f"{name} is {shown(value)}. {closest(shown(value), choices)}")
         return str(value)
 
     return check
@@ -83,10 +84,10 @@ def _choice(*choices: str) -> Callable[[str, Any], str]:
 
 def _number(low: float, high: float = math.inf) -> Callable[[str, Any], float]:
     def check(name: str, value: Any) -> float:
-        is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        is_number = is_finite(value)
         if not is_number or not low <= value <= high:
             bound = f"from {low:g} to {high:g}" if math.isfinite(high) else f"of at least {low:g}"
-            raise InvalidRequestError(f"{name} is {value!r}; it must be a number {bound}")
+            raise InvalidRequestError(f"{name} is {shown(value)}; it must be a number {bound}")
         return float(value)
 
     return check
@@ -95,7 +96,9 @@ def _number(low: float, high: float = math.inf) -> Callable[[str, Any], float]:
 def _whole(low: int, high: int) -> Callable[[str, Any], int]:
     def check(name: str, value: Any) -> int:
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-            raise InvalidRequestError(f"{name} is {value!r}; it must be a whole number from {low} to {high}")
+            raise InvalidRequestError(
+                f"{name} is {shown(value)}; it must be a whole number from {low} to {high}"
+            )
         return value
 
     return check
@@ -114,7 +117,7 @@ def _ids(name: str, value: Any) -> tuple[int, ...] | None:
         ids = None
     if ids is None or any(i < -1 for i in ids) or (-1 in ids and len(ids) > 1):
         raise InvalidRequestError(
-            f"{name} is {value!r}; give a list of token ids, or [-1] for the model's own"
+            f"{name} is {shown(value)}; give a list of token ids, or [-1] for the model's own"
         )
     return None if ids == (-1,) else ids
 
