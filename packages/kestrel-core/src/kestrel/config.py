@@ -33,23 +33,20 @@ class Environment:
 
     plugins: tuple[str, ...] | None = None
     offline: bool = False
-    cache_dir: Path | None = None
     json_logs: bool = False
 
     @classmethod
     def read(cls, environ: Mapping[str, str] | None = None) -> Environment:
         """From ``environ`` (default: the process environment).
 
-        ``KESTREL_PLUGINS=a,b`` (only these), ``KESTREL_CACHE_DIR``, ``KESTREL_JSON_LOGS``; ``HF_HUB_OFFLINE`` as the
+        ``KESTREL_PLUGINS=a,b`` (only these), ``KESTREL_OFFLINE``, ``KESTREL_JSON_LOGS``; ``HF_HUB_OFFLINE`` as the
         Hugging Face hub spells it. ``HF_HOME`` and ``HF_TOKEN`` are read by huggingface_hub itself.
         """
         source = os.environ if environ is None else environ
         names = source.get("KESTREL_PLUGINS")
-        cache = source.get("KESTREL_CACHE_DIR")
         return cls(
             plugins=None if names is None else tuple(n.strip() for n in names.split(",") if n.strip()),
             offline=_truthy(source.get("HF_HUB_OFFLINE")) or _truthy(source.get("KESTREL_OFFLINE")),
-            cache_dir=Path(cache).expanduser() if cache else None,
             json_logs=_truthy(source.get("KESTREL_JSON_LOGS")),
         )
 
@@ -238,6 +235,9 @@ class RuntimeConfig:
     ``memory_utilization`` is a share of the device's memory in (0, 1]. ``steps_in_flight`` None: 2 on devices with
     streams, 1 on CPU. ``ops`` overrides the provider per op: {"paged_attention": "reference"}. ``chat_template``
     "checkpoint": prompts by the checkpoint's own template, where its family can run one, instead of the family's.
+
+    Parsed for what is to come: no release captures programs yet, so ``decode_path`` "auto" and "native" are one,
+    "generated" is refused when an engine is made, and ``enable_cuda_graphs`` changes nothing; ``adapters`` are refused.
     """
 
     model: str | None = None
