@@ -129,6 +129,24 @@ def test_a_failing_encoder_fails_the_works_of_its_launch_alone(toy):
     assert len(bench.outcomes[text].ids) == 8
 
 
+def test_a_picture_that_cannot_be_encoded_fails_alone_in_its_launch(toy):
+    bench = Bench(toy)
+    encode, launches = toy.encode, []
+
+    def broken(kind, items):
+        launches.append(len(items))
+        if any(item.digest == toy_media("image", 1, 5).digest for item in items):
+            raise RuntimeError("no kernel image")
+        return encode(kind, items)
+
+    toy.encode = broken
+    good, bad = (bench.submit(picture(seed, cost=1)) for seed in range(2))
+    bench.run()
+    assert launches[0] == 2
+    assert isinstance(bench.outcomes[bad].error, ModelFaultError)
+    assert bench.outcomes[good].ids == Expected(toy).ids(picture(0), 8)
+
+
 @pytest.mark.parametrize("depth", [1, 2])
 def test_cross_attention_is_written_once_per_clip(depth):
     toy = ToyHybrid(6, cross=True)

@@ -124,6 +124,34 @@ def test_a_launch_that_raises_fails_its_items_and_the_lane_goes_on(rows, cost):
     bench.check_closed()
 
 
+def test_an_item_that_cannot_start_fails_alone_among_those_started_with_it():
+    bench = Bench(Breaking(max_rows=4, max_units=8))
+    works = [bench.submit(3, seed) for seed in (0, 1)]
+    bad = bench.submit(3, cost=5)
+    bench.run()
+    assert [bench.outcomes[i].ids for i in works] == [expected(3, 0), expected(3, 1)]
+    assert isinstance(bench.outcomes[bad].error, ModelFaultError)
+    bench.check_closed()
+
+
+def test_a_carried_state_that_cannot_be_closed_fails_its_own_item():
+    class Sticky(ToyStep):
+        def close(self, state):
+            super().close(state)
+            if state is self.states[0]:
+                raise RuntimeError("stuck")
+
+    bench = Bench(Sticky())
+    first = bench.submit(3, keep_state=True)
+    bench.run()
+    bad = bench.submit(4, carried=bench.outcomes[first].finished.carried)
+    good = bench.submit(4, seed=1)
+    bench.run()
+    assert "closing the state it carried" in str(bench.outcomes[bad].error)
+    assert bench.outcomes[good].ids == expected(4, 1)
+    bench.check_closed()
+
+
 def test_doors_of_the_step_lane():
     bench = Bench(ToyStep(max_rows=1), max_queue=1)
     with pytest.raises(CapacityError, match="7 units"):

@@ -90,25 +90,30 @@ class EncodeStage:
         return jobs
 
     def _run(self, jobs: list[_Job]) -> Encoded:
+        """One launch for ``jobs``; where that fails one for each, so that no item fails for another."""
+        try:
+            self._launch(jobs)
+        except Exception as error:
+            if len(jobs) == 1:
+                what = f"the encoder failed on {jobs[0].item.kind}"
+                return Encoded(0, [(seq, fault(seq.id, what, error)) for seq in jobs[0].waiters])
+            made = [self._run([job]) for job in jobs]
+            failed = {seq.id: (seq, raised) for one in made for seq, raised in one.failed}
+            return Encoded(sum(one.items for one in made), list(failed.values()))
+        return Encoded(len(jobs))
+
+    def _launch(self, jobs: list[_Job]) -> None:
         places = [job for job in jobs if job.features is not None]
         entries = [job for job in jobs if job.lease is not None]
-        try:
-            if places:
-                self._encode(places)
-            if entries:
-                leases = [job.lease for job in entries if job.lease is not None]
-                self._runner.write_cross([job.item for job in entries], leases)
-        except Exception as error:  # the items of this launch fail with their sequences, nothing else does
-            kinds = ", ".join(sorted({job.item.kind for job in jobs}))
-            waiters = {seq.id: seq for job in jobs for seq in job.waiters}.values()
-            return Encoded(
-                0, [(seq, fault(seq.id, f"the encoder failed on {kinds}", error)) for seq in waiters]
-            )
+        if places:
+            self._encode(places)
+        if entries:
+            leases = [job.lease for job in entries if job.lease is not None]
+            self._runner.write_cross([job.item for job in entries], leases)
         for job in entries:
             for seq in job.waiters:
                 assert seq.media is not None
                 seq.media.cross = None
-        return Encoded(len(jobs))
 
     def _encode(self, jobs: list[_Job]) -> None:
         assert self._pool is not None

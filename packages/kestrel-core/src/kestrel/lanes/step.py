@@ -182,18 +182,32 @@ class StepLane(QueuedLane[_Item]):
         for item in chosen:
             item.admitted_at = now
         running += chosen
+        self._begin(chosen)
+
+    def _begin(self, chosen: list[_Item]) -> None:
+        """Make the states of ``chosen``: together, or where that fails one by one, so that none fails for another."""
         try:
             states = self.driver.start(
                 [item.work.prepared for item in chosen], [item.work.carried for item in chosen]
             )
             assert len(states) == len(chosen), f"{len(states)} states came for {len(chosen)} items"
-        except Exception as error:  # the items of this launch fail, the lane goes on
-            self._isolate(chosen, "starting failed", error)
+        except Exception as error:
+            if len(chosen) == 1:
+                self._isolate(chosen, "starting failed", error)
+                return
+            for item in chosen:
+                self._begin([item])
             return
         for item, state in zip(chosen, states, strict=True):
             carried, item.state = item.state, state
-            if carried is not None and carried is not state:
-                self.driver.close(carried)  # its clip goes on in the new state
+            if carried is not None and carried is not state:  # its clip goes on in the new state
+                self._close_carried(item, carried)
+
+    def _close_carried(self, item: _Item, carried: Any) -> None:
+        try:
+            self.driver.close(carried)
+        except Exception as error:
+            self._isolate([item], "closing the state it carried failed", error)
 
     def _isolate(self, chosen: list[_Item], what: str, error: Exception) -> None:
         for item in chosen:

@@ -45,7 +45,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepWork:
-    """An item for a step model. ``carried`` continues an earlier clip's state; the lane then owns it.
+    """An item for a step model. ``carried`` continues an earlier clip's state; the lane owns it once it took the work.
 
     ``keep_state``: at a good end the state is handed over in ``Finished.carried`` instead of closed.
     """
