@@ -15,7 +15,7 @@ from torch import Tensor
 
 from . import pieces as pc
 from .crops import picture_crops
-from .model import NanoModel, bin_size, rotary
+from .model import NanoModel, TextBlock, bin_size, rotary
 
 MAX_TOKENS, MAX_OBJECTS = 96, 50
 Past = list[tuple[Tensor, Tensor]]
@@ -44,6 +44,7 @@ class GreedyDecoder:
         cos, sin = rotary(positions, c.dim // c.n_heads, c.rope_theta)
         grown: Past = []
         for i, block in enumerate(self.model.text.blocks):
+            assert isinstance(block, TextBlock)
             x, kept = block.step(x, cos, sin, past[i] if past else None, is_causal)
             grown.append(kept)
         return x, grown

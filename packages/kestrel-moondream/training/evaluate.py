@@ -107,25 +107,16 @@ class Cases:
         weights = torch.tensor([float(name in members) for name in p.QUESTION_NAMES])
         left = count
         for scenes, image in self.scenes():
-            made, _ = queries(scenes, self.vocabulary, self.sampler, weights)
+            made, asked = queries(scenes, self.vocabulary, self.sampler, weights)
             for row in range(self.per_call):
-                if not bool((made.weight[row] > 0).any()):
+                if not weights[asked[row]]:  # the scene allows no question of this kind
                     continue
-                yield self._query(
-                    kind,
-                    made.tokens[row],
-                    made.values[row],
-                    made.weight[row],
-                    int(made.length[row]),
-                    image(row),
-                )
+                yield self._query(kind, made.tokens[row], made.values[row], int(made.length[row]), image(row))
                 left -= 1
                 if not left:
                     return
 
-    def _query(
-        self, kind: str, tokens: Tensor, values: Tensor, weight: Tensor, length: int, image: Image.Image
-    ) -> Case:
+    def _query(self, kind: str, tokens: Tensor, values: Tensor, length: int, image: Image.Image) -> Case:
         ids = tokens[:length].tolist()
         start = ids.index(SKILL_CLOSE) + 1
         refs: tuple[tuple[float, ...], ...] = ()
@@ -265,13 +256,15 @@ class Scores:
                 self.misses.append(f"{case.kind}: {case.text!r} -> {answer!r}, not {case.answer!r}")
 
 
-def evaluate(model: Answerer, scenes: int, seed: int) -> Scores:
+def evaluate(model: Answerer, scenes: int, seed: int, *, only_queries: bool = False) -> Scores:
     """Scores of ``scenes`` queries (equal shares per kind), and as many points, detections and captions."""
     scores, cases = Scores(), Cases(seed)
     kinds = sorted(set(GROUPS.values()))
     for kind in kinds:
         for case in cases.questions(kind, max(1, scenes // len(kinds))):
             scores.score(case, model)
+    if only_queries:
+        return scores
     for source in (cases.located("point", scenes), cases.located("detect", scenes), cases.captions(scenes)):
         for case in source:
             scores.score(case, model)
@@ -284,12 +277,13 @@ def main() -> None:
     parser.add_argument("--scenes", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=9001)
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
+    parser.add_argument("--only-queries", action="store_true")
     parser.add_argument("--misses", type=int, default=0, help="print this many wrong answers")
     args = parser.parse_args()
     torch.set_num_threads(1)
     model: Answerer = EngineAnswerer() if args.backend == "engine" else GreedyDecoder(
         read(dtype=getattr(torch, args.dtype)), nano_tokenizer.load())  # fmt: skip
-    scores = evaluate(model, args.scenes, args.seed)
+    scores = evaluate(model, args.scenes, args.seed, only_queries=args.only_queries)
     for name, (hits, total) in scores.sums.items():
         print(f"{name:24s} {100 * hits / max(1, total):6.2f} %  ({hits:.0f} / {total:.0f})")
     print("\n".join(scores.misses[: args.misses]))

@@ -245,6 +245,10 @@ def bin_size(index: Tensor, bins: int) -> Tensor:
 
 
 class NanoModel(nn.Module):
+    mask: Tensor
+    cos: Tensor
+    sin: Tensor
+
     def __init__(self, config: NanoConfig) -> None:
         super().__init__()
         self.config = config
