@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from kestrel.spi import Acceptor, Automaton, Continue, Decoding, Finish, Force, Static, TokenSet
-from kestrel.types import Token
+from kestrel.skills import ReasoningBudget
+from kestrel.spi import Acceptor, Automaton, Decoding, Static, TokenSet
 from kestrel_moondream.config import TokenizerConfig
 
 __all__ = ["AnswerDecodings"]
@@ -40,7 +40,7 @@ class AnswerDecodings:
         acceptors: tuple[Callable[[], Acceptor], ...] = ()
         if max_reasoning_tokens is not None:
             closing = (self._ids.answer_id, *self._ids.answer_opener)
-            acceptors = (lambda: _ReasoningBudget(max_reasoning_tokens, closing),)
+            acceptors = (lambda: ReasoningBudget(max_reasoning_tokens, closing),)
         return Decoding(rules=(self._reasoning,), stop_ids=self._stop, needs_aux=True, acceptors=acceptors)
 
     def objects(self, skill: str, max_objects: int) -> Decoding:
@@ -91,24 +91,3 @@ def _reasoning_automaton(ids: TokenizerConfig, *, at_once: bool) -> Automaton:
         ],
         start=close if at_once else first,
     )
-
-
-class _ReasoningBudget(Acceptor):
-    """Forces ``closing`` after ``limit`` tokens, unless the model closed its reasoning itself."""
-
-    may_force = True
-
-    def __init__(self, limit: int, closing: tuple[int, ...]) -> None:
-        self._left = limit
-        self._closing = closing
-        self._closed = False
-
-    def accept(self, token: Token) -> Continue | Force | Finish:
-        if self._closed or token.id == self._closing[0]:
-            self._closed = True
-            return Continue()
-        self._left -= 1
-        if self._left:
-            return Continue()
-        self._closed = True
-        return Force(self._closing)
