@@ -16,7 +16,7 @@ SMALL = VisionConfig(crop_size=28, enc_patch_size=4, overlap_margin=1)
         ((378, 378), (1, 1)), ((1, 1), (1, 1)), ((1, 5000), (1, 1)), ((5000, 1), (1, 1)),
     ],
 )  # fmt: skip
-def test_published_tilings(size, tiles):
+def test_tilings_are_those_of_the_published_code(size, tiles):
     assert tiling(*size, VISION) == tiles
 
 

@@ -58,41 +58,41 @@ def call(skill, *prepared, reasoning=False, settings=None, **values):
     )
 
 
-def test_query(flat):
+def test_a_query_is_its_template_around_the_question_and_the_opener_twice(flat):
     assert flat(call("query", IMAGE, question="Why?")) == [0, IMAGE, 1, 15381, 2, *Q, 3, 3]
 
 
-def test_query_without_an_image(flat):
+def test_a_query_without_an_image_begins_with_its_template(flat):
     assert flat(call("query", question="Why?")) == [0, 1, 15381, 2, *Q, 3, 3]
 
 
-def test_query_with_reasoning(flat):
+def test_a_query_with_reasoning_opens_its_thinking_instead(flat):
     assert flat(call("query", IMAGE, question="Why?", reasoning=True)) == [0, IMAGE, 1, 15381, 2, *Q, 3, 4]
 
 
-def test_query_with_spatial_references_in_the_order_given(flat):
+def test_spatial_references_of_a_query_stand_before_the_question_in_the_order_given(flat):
     got = flat(call("query", IMAGE, BOX, POINT, question="Why?"))
     assert got == [0, IMAGE, 1, 15381, 2, BOX, POINT, *Q, 3, 3]
 
 
-def test_query_about_several_images(flat):
+def test_several_images_of_a_query_follow_each_other_behind_the_beginning(flat):
     assert flat(call("query", IMAGE, OTHER, question="Why?")) == [0, IMAGE, OTHER, 1, 15381, 2, *Q, 3, 3]
 
 
 @pytest.mark.parametrize(("length", "token"), [("short", 12492), ("normal", 6382), ("long", 4059)])
-def test_caption(flat, length, token):
+def test_a_caption_is_asked_for_by_its_length_alone(flat, length, token):
     assert flat(call("caption", IMAGE, length=length)) == [0, IMAGE, 1, 32708, 2, token, 3]
 
 
-def test_detect(flat):
+def test_detect_puts_the_object_behind_a_space_into_its_template(flat):
     assert flat(call("detect", IMAGE, object="red car")) == [0, IMAGE, 1, 7235, 476, 2, *OBJECT, 3]
 
 
-def test_point(flat):
+def test_point_puts_the_object_behind_a_space_into_its_template(flat):
     assert flat(call("point", IMAGE, object="red car")) == [0, IMAGE, 1, 2581, 2, *OBJECT, 3]
 
 
-def test_point_with_a_spatial_reference(flat):
+def test_a_spatial_reference_of_a_point_stands_before_the_object(flat):
     assert flat(call("point", IMAGE, POINT, object="red car")) == [0, IMAGE, 1, 2581, 2, POINT, *OBJECT, 3]
 
 
