@@ -67,3 +67,15 @@ def test_the_order_is_that_of_priority_plus_age_at_any_moment(works, now):
 
     got = drain(queue)
     assert [round(urgency(k)[0], 6) for k in got] == sorted(round(urgency(k)[0], 6) for k in got)
+
+
+def test_removed_entries_do_not_pile_up_behind_what_comes_first():
+    queue = WaitQueue()
+    queue.push(0, "first", priority=9, submitted=0.0, arrival=0)
+    for key in range(1, 5000):
+        queue.push(key, "late", priority=-9, submitted=float(key), arrival=key)
+        if key > 3:
+            queue.remove(key)
+    assert len(queue._heap) < 200
+    assert [queue.pop() for _ in range(4)] == ["first", "late", "late", "late"]
+    assert not len(queue)

@@ -10,10 +10,12 @@ __all__ = ["WaitQueue"]
 T = TypeVar("T")
 
 AGEING_S = 30.0  # waiting this long is worth one priority level
+SPARE = 64  # removed entries that are not worth a look through the heap
 
 
 class WaitQueue(Generic[T]):
-    """A heap of waiting entries. ``push`` and ``pop`` cost O(log n), ``remove`` O(1).
+    """A heap of waiting entries. ``push`` and ``pop`` cost O(log n), ``remove`` O(1) on average: what was removed
+    leaves the heap when its turn comes, or when there is more of it than of what waits.
 
     Everything ages at one rate, so an entry's place relative to another never changes: priority plus age compares
     as priority minus time of submission, which is fixed. That is why no clock is needed here.
@@ -47,7 +49,11 @@ class WaitQueue(Generic[T]):
 
     def remove(self, key: int) -> T | None:
         """Take ``key`` out of the queue wherever it is; None when it does not wait."""
-        return self._entries.pop(key, None)
+        entry = self._entries.pop(key, None)
+        if len(self._heap) > 2 * len(self._entries) + SPARE:
+            self._heap = [place for place in self._heap if place[2] in self._entries]
+            heapq.heapify(self._heap)
+        return entry
 
     def __contains__(self, key: int) -> bool:
         return key in self._entries
