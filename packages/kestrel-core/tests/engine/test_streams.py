@@ -6,8 +6,10 @@ import gc
 import pytest
 from engine_toys import LONG, idle, lanes, picture, until
 
+from kestrel.engine.streams import ChunkQueue
 from kestrel.errors import InvalidRequestError, ModelFaultError, RequestCancelledError
 from kestrel.testing.engines import ALPHABET
+from kestrel.types import ChunkKind, StreamChunk
 
 
 async def read(stream, seen):
@@ -175,3 +177,20 @@ async def test_a_waiter_for_the_result_may_give_up_alone(toys):
         with pytest.raises(asyncio.TimeoutError):
             await asyncio.wait_for(stream.result(), 0.003)
         assert (await stream.result()).output == {"answer": ALPHABET}
+
+
+async def test_a_snapshot_replaces_one_that_nobody_has_read():
+    queue = ChunkQueue()
+    text = StreamChunk(ChunkKind.TEXT, text="a")
+    first, second, third = (StreamChunk(ChunkKind.SNAPSHOT, value=i) for i in range(3))
+    for chunk in (first, second, text, third):
+        queue.put(chunk)
+    assert [await queue.get() for _ in range(3)] == [second, text, third]
+    reader = asyncio.ensure_future(queue.get())
+    await asyncio.sleep(0)
+    queue.put(first)
+    assert await reader == first
+    queue.put(second)
+    queue.close()
+    queue.put(third)
+    assert [await queue.get() for _ in range(3)] == [second, None, None]

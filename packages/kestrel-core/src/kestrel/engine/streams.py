@@ -4,39 +4,46 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import deque
 from collections.abc import AsyncIterator, Callable
 from types import TracebackType
 
 from kestrel.errors import RequestCancelledError
-from kestrel.types import EngineResult, StreamChunk
+from kestrel.types import ChunkKind, EngineResult, StreamChunk
 
 __all__ = ["ChunkQueue", "EngineStream"]
 
 
 class ChunkQueue:
-    """Chunks from a call to its stream; ``close`` ends the iteration."""
+    """Chunks from a call to its stream; ``close`` ends the iteration. A snapshot replaces one that waits to be read."""
 
     def __init__(self) -> None:
-        self._queue: asyncio.Queue[StreamChunk | None] = asyncio.Queue()
+        self._chunks: deque[StreamChunk] = deque()
+        self._changed = asyncio.Event()
         self._closed = False
 
     def put(self, chunk: StreamChunk) -> None:
         """Add a chunk; nothing after ``close``."""
-        if not self._closed:
-            self._queue.put_nowait(chunk)
+        if self._closed:
+            return
+        if chunk.kind is ChunkKind.SNAPSHOT and self._chunks and self._chunks[-1].kind is ChunkKind.SNAPSHOT:
+            self._chunks.pop()
+        self._chunks.append(chunk)
+        self._changed.set()
 
     def close(self) -> None:
         """No more chunks."""
-        if not self._closed:
-            self._closed = True
-            self._queue.put_nowait(None)
+        self._closed = True
+        self._changed.set()
 
     async def get(self) -> StreamChunk | None:
         """The next chunk, or None at the end (again and again)."""
-        chunk = await self._queue.get()
-        if chunk is None:
-            self._queue.put_nowait(None)
-        return chunk
+        while not self._chunks:
+            if self._closed:
+                return None
+            self._changed.clear()
+            await self._changed.wait()
+        return self._chunks.popleft()
 
 
 class EngineStream:
