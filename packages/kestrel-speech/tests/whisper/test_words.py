@@ -240,15 +240,11 @@ def legible(text):
     return text.replace("\ufffd", "")
 
 
-def test_a_transcription_with_words_spells_its_segments(transcribe):
+def test_a_transcription_with_words_spells_its_text(transcribe):
     output = transcribe(noise(6, 5.0), language="en", timestamps="word").output
-    assert output["segments"]
-    for segment in output["segments"]:
-        joined = "".join(word["word"] for word in segment["words"])
-        assert legible(joined) == legible(segment["text"])
-        times = [t for word in segment["words"] for t in (word["start"], word["end"])]
-        assert all(0 <= t <= 5.0 for t in times)
-        assert all(0 <= word["probability"] <= 1 for word in segment["words"])
-    assert transcribe(noise(6, 5.0), language="en").output["segments"][0].keys() == output["segments"][
-        0
-    ].keys() - {"words"}
+    words = [word for segment in output["segments"] for word in segment["words"]]
+    said = "".join(segment["text"] for segment in output["segments"])
+    assert legible("".join(word["word"] for word in words)) == legible(said)
+    assert all(0 <= word["start"] <= word["end"] <= 5.0 and 0 <= word["probability"] <= 1 for word in words)
+    plain = transcribe(noise(6, 5.0), language="en").output
+    assert plain["segments"][0].keys() == output["segments"][0].keys() - {"words"}

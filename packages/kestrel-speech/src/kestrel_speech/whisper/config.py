@@ -173,7 +173,7 @@ def _generation_file(card: ModelCard) -> dict[str, Any]:
         return {}
     try:
         found = json.loads(file.read_bytes())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise LoadError(f"cannot read {file}: {error}. Download it again") from error
     if not isinstance(found, dict):
         raise LoadError(f"{file} holds a JSON {type(found).__name__}; an object is needed. Download it again")

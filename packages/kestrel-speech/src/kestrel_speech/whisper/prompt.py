@@ -10,6 +10,7 @@ from kestrel.media import MediaLimits
 from kestrel.skills import TranscribeOptions, options_of
 from kestrel.spi import Call, Composition, Decoding, PromptFormat, TextTokenizer
 from kestrel.types import Media, Segment, Text, Tokens
+from kestrel_speech.vad import VadOptions
 from kestrel_speech.whisper.config import WhisperConfig
 from kestrel_speech.whisper.defaults import DEFAULTS
 from kestrel_speech.whisper.languages import language_code
@@ -63,6 +64,7 @@ class WhisperPrompt(PromptFormat):
             raise InvalidRequestError(
                 "Whisper gives no times of characters; ask for timestamps 'word' or 'segment'"
             )
+        VadOptions.from_mapping(options.vad_parameters)
         if not self._special.is_multilingual:
             _refuse_other_languages(options)
         elif options.language is not None:
