@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -32,6 +33,15 @@ def test_different_pictures_behind_equal_placeholders_share_no_position_of_their
     interner = Interner()
     cat, dog = (codes(picture(name, 9, (1, 2)), interner) for name in ("cat", "dog"))
     assert shared(cat, dog) == 0, "BOS sees the picture, so it differs too"
+
+
+def test_two_kinds_of_media_with_one_digest_share_nothing(media):
+    interner = Interner()
+    point = media("cat", 2)
+    layouts = (Layout(tokens=(0, 0), spans=(Span(0, 2, 0),), media=(item,)) for item in
+               (point, replace(point, kind="box")))  # fmt: skip
+    first, second = (codes(layout, interner) for layout in layouts)
+    assert shared(first, second) == 0
 
 
 def test_a_causal_position_before_a_picture_is_shared(media):

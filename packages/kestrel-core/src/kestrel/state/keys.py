@@ -106,7 +106,8 @@ class KeyRun:
             if any(bins):
                 codes[i] |= _AUX | interner.id(tuple(bins)) << _LOW_BITS
         for span in layout.spans:
-            media = interner.id(layout.media[span.item].digest)
+            item = layout.media[span.item]
+            media = interner.id((item.kind, item.digest))  # one digest may be encoded in two ways
             codes[span.start : span.end] = (_MEDIA | media << _LOW_BITS) + np.arange(span.end - span.start)
         ranges = tuple(sorted((start, end) for start, end in layout.bidirectional if end - start > 1))
         for start, end in ranges:
