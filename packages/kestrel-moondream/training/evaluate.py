@@ -283,7 +283,11 @@ def main() -> None:
     torch.set_num_threads(1)
     model: Answerer = EngineAnswerer() if args.backend == "engine" else GreedyDecoder(
         read(dtype=getattr(torch, args.dtype)), nano_tokenizer.load())  # fmt: skip
-    scores = evaluate(model, args.scenes, args.seed, only_queries=args.only_queries)
+    try:
+        scores = evaluate(model, args.scenes, args.seed, only_queries=args.only_queries)
+    finally:
+        if isinstance(model, EngineAnswerer):
+            model.engine.shutdown(drain=False)
     for name, (hits, total) in scores.sums.items():
         print(f"{name:24s} {100 * hits / max(1, total):6.2f} %  ({hits:.0f} / {total:.0f})")
     print("\n".join(scores.misses[: args.misses]))
