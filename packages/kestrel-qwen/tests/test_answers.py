@@ -13,6 +13,7 @@ from kestrel.plugins import PluginHost
 from kestrel.skills import builtin_skills
 from kestrel.spi import VideoItem
 from kestrel_qwen import plugin
+from kestrel_qwen.driver import MAX_IMAGES, MAX_VIDEOS
 from kestrel_qwen.tiny import CONTROL
 
 GREEDY = {"temperature": 0, "max_tokens": 8, "ignore_eos": True}
@@ -108,6 +109,14 @@ def test_a_film_in_a_chat_stands_between_its_texts(call):
 def test_media_that_cannot_be_used_are_refused(call, inputs, match):
     with pytest.raises(InvalidMediaError, match=match):
         call(("query", {"question": "what?", **inputs}))
+
+
+@pytest.mark.parametrize(("kind", "most"), [("image", MAX_IMAGES), ("video", MAX_VIDEOS)])
+def test_more_media_than_a_prompt_takes_are_refused_before_any_is_decoded(call, kind, most):
+    part = {"type": kind, kind: b"nothing that could be decoded"}
+    messages = [{"role": "user", "content": [part] * (most + 1)}]
+    with pytest.raises(InvalidRequestError, match=f"at most {most} {kind}.* {most + 1} were given"):
+        call(("chat", {"messages": messages}))
 
 
 def test_a_budget_of_thinking_is_kept_and_the_answer_still_comes(call):

@@ -100,7 +100,10 @@ def test_a_text_only_config_has_no_vision():
         ("vision_config", {"deepstack_visual_indexes": [5, 11]}),
         ("vision_config", {"hidden_act": "silu"}),
         ("vision_config", {"window_size": 112}),
+        ("vision_config", {"model_type": "siglip"}),
+        ("text_config", {"model_type": "qwen4_text"}),
         (None, {"audio_config": {"depth": 3}}),
+        (None, {"architectures": ["Qwen3_5ForSequenceClassification"]}),
     ],
 )
 def test_what_changes_the_maths_is_refused_by_name(section, changes):
@@ -116,6 +119,12 @@ def test_other_kinds_of_rotary_embedding_are_refused(rope):
     values["text_config"]["rope_parameters"] |= rope
     with pytest.raises(LoadError, match=next(iter(rope))):
         QwenConfig.from_hf(values)
+
+
+@pytest.mark.parametrize("rope", [{"rope_type": "yarn"}, {"factor": 4.0}])
+def test_the_towers_rotary_embedding_is_checked_too(rope):
+    with pytest.raises(LoadError, match=next(iter(rope))):
+        QwenConfig.from_hf(config("vision_config", rope_parameters=rope))
 
 
 def test_settings_that_are_off_or_say_nothing_of_inference_pass():
@@ -134,6 +143,21 @@ def test_settings_that_are_off_or_say_nothing_of_inference_pass():
         (None, {"image_token_id": None}, "image_token_id"),
         (None, {"video_token_id": 288}, "video_token_id"),
         (None, {"quantization_config": {"quant_method": "awq"}}, "awq"),
+        (
+            None,
+            {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128]}},
+            "weight_block_size",
+        ),
+        (None, {"quantization_config": ["fp8"]}, "quantization_config"),
+        (None, {"text_config": [1]}, "text_config"),
+        (None, {"vision_config": "large"}, "vision_config"),
+        ("text_config", {"eos_token_id": 288}, "eos_token_id"),
+        ("text_config", {"eos_token_id": ["stop"]}, "eos_token_id"),
+        (
+            "text_config",
+            {"rope_parameters": {"rope_theta": 1e7, "mrope_section": ["t", "h", "w"]}},
+            "mrope_section",
+        ),
         ("text_config", {"hidden_size": None}, "hidden_size"),
         ("text_config", {"num_attention_heads": 0}, "num_attention_heads"),
         ("text_config", {"head_dim": 16.5}, "head_dim"),
@@ -155,3 +179,53 @@ def test_what_is_missing_or_contradictory_is_named(section, changes, says):
 def test_more_experts_of_a_token_than_there_are_is_refused():
     with pytest.raises(LoadError, match="num_experts_per_tok"):
         QwenConfig.from_hf(config("text_config", TINY_MOE, num_experts_per_tok=9))
+
+
+@pytest.mark.parametrize(
+    ("images", "says"),
+    [
+        ({"do_normalize": False}, "do_normalize"),
+        ({"do_resize": False}, "do_resize"),
+        ({"rescale_factor": 1}, "rescale_factor"),
+        ({"resample": 0}, "resample"),
+        ({"patch_size": 14}, "patch_size is 14 and vision_config says 4"),
+        ({"merge_size": 3}, "merge_size"),
+        ({"temporal_patch_size": 1}, "temporal_patch_size"),
+        ({"size": [1, 2]}, "size"),
+        ({"min_pixels": 4096, "max_pixels": 64}, "least"),
+        ({"image_mean": "half"}, "image_mean"),
+        ({"image_std": [0.5, 0.5, 0]}, "image_std"),
+    ],
+)
+def test_preprocessor_settings_that_change_what_is_seen_are_refused_by_name(images, says):
+    with pytest.raises(LoadError, match=says):
+        QwenConfig.from_hf(TINY_CONFIG, images=images)
+
+
+@pytest.mark.parametrize("videos", [{"fps": "two"}, {"fps": -1}, {"max_frames": 0.5}, {"patch_size": 14}])
+def test_the_same_holds_of_clips(videos):
+    with pytest.raises(LoadError, match=next(iter(videos))):
+        QwenConfig.from_hf(TINY_CONFIG, videos=videos)
+
+
+def test_the_published_preprocessor_files_pass():
+    published = {
+        "size": {"shortest_edge": 65536, "longest_edge": 16777216}, "patch_size": 4, "temporal_patch_size": 2,
+        "merge_size": 2, "image_mean": [0.5] * 3, "image_std": [0.5] * 3, "do_rescale": True, "resample": 3,
+        "rescale_factor": 0.00392156862745098, "image_processor_type": "Qwen2VLImageProcessorFast",
+    }  # fmt: skip
+    got = QwenConfig.from_hf(TINY_CONFIG, images=published, videos=published | {"do_sample_frames": True})
+    assert got.images.max_pixels == 16_777_216
+
+
+@pytest.mark.parametrize(
+    "generation", [{"temperature": "hot"}, {"temperature": -1}, {"top_p": 1.5}, {"top_k": True}]
+)
+def test_recommended_sampling_that_cannot_be_is_refused_by_name(generation):
+    with pytest.raises(LoadError, match=next(iter(generation))):
+        QwenConfig.from_hf(TINY_CONFIG, generation=generation)
+
+
+def test_a_checkpoint_that_recommends_not_to_sample_is_greedy():
+    got = QwenConfig.from_hf(TINY_CONFIG, generation={"do_sample": False, "top_p": 0.8})
+    assert got.sampling == {"temperature": 0.0}

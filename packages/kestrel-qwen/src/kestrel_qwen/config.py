@@ -14,12 +14,22 @@ from kestrel.errors import LoadError
 from kestrel.spi import ModelCard
 from kestrel_qwen.fields import Fields, require
 from kestrel_qwen.processor import ImageConfig, VideoConfig
-from kestrel_qwen.sizes import DeltaConfig, MoEConfig, RopeConfig, TextConfig, VisionConfig
+from kestrel_qwen.sizes import (
+    MODEL_TYPES,
+    SHARED,
+    TEXT_TYPES,
+    DeltaConfig,
+    MoEConfig,
+    RopeConfig,
+    TextConfig,
+    VisionConfig,
+)
 
 __all__ = ["DeltaConfig", "MoEConfig", "QwenConfig", "RopeConfig", "TextConfig", "VisionConfig"]
 
-TEXT_TYPES = ("qwen3_5_text", "qwen3_5_moe_text")
-MODEL_TYPES = ("qwen3_5", "qwen3_5_moe", *TEXT_TYPES)
+ARCHITECTURES = tuple(
+    f"Qwen3_5{kind}For{use}" for kind in ("", "Moe") for use in ("ConditionalGeneration", "CausalLM")
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,12 +81,15 @@ class QwenConfig:
         generation = generation or {}
         model_type = values.get("model_type")
         require(model_type in MODEL_TYPES, f"model_type is {model_type!r}, none of {', '.join(MODEL_TYPES)}")
+        for name in values.get("architectures") or ():
+            require(
+                name in ARCHITECTURES, f"architectures names {name!r}, none of {', '.join(ARCHITECTURES)}"
+            )
         f = Fields(values, "")
-        if model_type in TEXT_TYPES or values.get("text_config") is None:
+        inner = None if model_type in TEXT_TYPES else f.section("text_config")
+        if inner is None:
             inner, f = values, Fields({}, "")
-        else:
-            inner = f.take("text_config")
-        vision = f.take("vision_config")
+        vision = f.section("vision_config")
         text = TextConfig.from_hf(inner)
         config = cls(
             text=text,
@@ -85,18 +98,21 @@ class QwenConfig:
             eos_ids=_ids(
                 inner.get("eos_token_id"), values.get("eos_token_id"), generation.get("eos_token_id")
             ),
-            quantised_block=_block(values.get("quantization_config") or inner.get("quantization_config")),
+            quantised_block=_block(
+                Fields(values, "").section("quantization_config")
+                or Fields(inner, "text_config").section("quantization_config")
+            ),
             images=ImageConfig.from_hf(images or {}),
             videos=VideoConfig.from_hf(videos or {}),
-            sampling={
-                k: generation[k] for k in ("temperature", "top_p", "top_k") if generation.get(k) is not None
-            },
+            sampling=_sampling(generation),
             **{key: f.take(key) for key in _VISION_IDS},
         )
-        for key in ("tie_word_embeddings", "eos_token_id", "quantization_config"):
+        for key in (*SHARED, "model_type"):
             f.take(key)
         f.refuse_rest()
         _check(config)
+        for sides in (images or {}, videos or {}):
+            _check_sides(config, sides)
         return config
 
 
@@ -104,6 +120,11 @@ _VISION_IDS = ("image_token_id", "video_token_id", "vision_start_token_id", "vis
 
 
 def _check(config: QwenConfig) -> None:
+    for end in config.eos_ids:
+        require(
+            _is_id(end, config.text.vocab_size),
+            f"eos_token_id names {end!r}; it must be below vocab_size {config.text.vocab_size}",
+        )
     if config.vision is None:
         return
     width, wanted = config.vision.out_hidden_size, config.text.hidden_size
@@ -116,9 +137,50 @@ def _check(config: QwenConfig) -> None:
     )
     for key, token_id in zip(_VISION_IDS, ids, strict=True):
         require(
-            isinstance(token_id, int) and 0 <= token_id < config.text.vocab_size,
+            _is_id(token_id, config.text.vocab_size),
             f"{key} is {token_id!r}; a model with vision needs it, below vocab_size {config.text.vocab_size}",
         )
+
+
+def _check_sides(config: QwenConfig, sides: Mapping[str, Any]) -> None:
+    """LoadError when a preprocessor file cuts patches of other sizes than the tower takes."""
+    vision = config.vision
+    if vision is None:
+        return
+    taken = {
+        "patch_size": vision.patch_size,
+        "temporal_patch_size": vision.temporal_patch_size,
+        "merge_size": vision.spatial_merge_size,
+    }
+    for key, size in taken.items():
+        found = sides.get(key)
+        require(
+            found is None or found == size,
+            f"a preprocessor file says {key} is {found!r} and vision_config says {size}",
+        )
+
+
+def _is_id(value: Any, vocab_size: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < vocab_size
+
+
+def _sampling(generation: Mapping[str, Any]) -> Mapping[str, float]:
+    """The settings that generation_config.json recommends: greedy where it says not to sample."""
+    if generation.get("do_sample") is False:
+        return {"temperature": 0.0}
+    found = {key: generation[key] for key in _RANGES if generation.get(key) is not None}
+    for key, value in found.items():
+        low, high = _RANGES[key]
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not (is_number and low <= value <= high):
+            raise LoadError(
+                f"generation_config.json: {key} is {value!r}; it must be a number from {low:g} to {high:g}. "
+                "Correct the file."
+            )
+    return found
+
+
+_RANGES = {"temperature": (0.0, 100.0), "top_p": (1e-6, 1.0), "top_k": (0.0, 1e9)}
 
 
 def _block(quantisation: Mapping[str, Any] | None) -> tuple[int, int] | None:
@@ -126,9 +188,12 @@ def _block(quantisation: Mapping[str, Any] | None) -> tuple[int, int] | None:
         return None
     method = quantisation.get("quant_method")
     require(method == "fp8", f"quantization_config.quant_method is {method!r}; Kestrel reads block 'fp8'")
-    block = tuple(quantisation.get("weight_block_size") or (128, 128))
-    require(len(block) == 2 and min(block) > 0, f"quantization_config.weight_block_size is {block}")
-    return block
+    block = quantisation.get("weight_block_size") or [128, 128]
+    holds = isinstance(block, list) and len(block) == 2 and all(isinstance(n, int) and n > 0 for n in block)
+    require(
+        holds, f"quantization_config.weight_block_size is {block!r}; it must be two whole numbers above 0"
+    )
+    return block[0], block[1]
 
 
 def _ids(*given: Any) -> frozenset[int]:
@@ -144,7 +209,7 @@ def _read(card: ModelCard, name: str) -> Mapping[str, Any]:
         return {}
     try:
         found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise LoadError(f"{path} is not JSON: {error}. Download it again") from error
     require(isinstance(found, dict), f"{name} holds no JSON object")
     return found

@@ -32,6 +32,8 @@ from kestrel_qwen.video import prepare_video
 
 __all__ = ["QwenDriver", "spec_of"]
 
+# Of one prompt: more are refused before any is decoded. 256 pictures of the least size fill 16 384 positions.
+MAX_IMAGES, MAX_VIDEOS = 256, 16
 MAX_COST = 64  # units of 1024 patches in one encoder launch; a larger picture has a launch of its own
 
 
@@ -52,8 +54,8 @@ def spec_of(config: QwenConfig, tokenizer: TextTokenizer) -> TokenSpec:
 def _media_of(videos: VideoConfig) -> tuple[MediaSpec, ...]:
     sampling = FrameSampling(fps=videos.fps, min_frames=videos.min_frames, max_frames=videos.max_frames)
     return (
-        MediaSpec(kind=IMAGE, max_cost=MAX_COST),
-        MediaSpec(kind=VIDEO, max_cost=MAX_COST, sampling=sampling),
+        MediaSpec(kind=IMAGE, max_items=MAX_IMAGES, max_cost=MAX_COST),
+        MediaSpec(kind=VIDEO, max_items=MAX_VIDEOS, max_cost=MAX_COST, sampling=sampling),
     )
 
 

@@ -16,9 +16,10 @@ from kestrel.spi import (
     ModelInfo,
     TinyCheckpoint,
 )
-from kestrel_qwen.config import MODEL_TYPES, QwenConfig
+from kestrel_qwen.config import QwenConfig
 from kestrel_qwen.names import is_qwen
 from kestrel_qwen.prompt import defaults_of, skills_of, thinks_of
+from kestrel_qwen.sizes import MODEL_TYPES
 
 __all__ = ["QwenFamily"]
 
@@ -32,6 +33,7 @@ PUBLISHED = (
     "Qwen/Qwen3.6-27B",
     "Qwen/Qwen3.6-35B-A3B",
 )
+NOTE = "built to its specification and not yet tested against its published weights"
 TINY_SKILLS = ("query", "caption", "point", "detect", "chat", "generate")
 
 
@@ -69,7 +71,7 @@ class QwenFamily(ModelFamily):
         return build(card, QwenConfig.from_card(card), ctx)
 
     def catalog(self) -> Sequence[CatalogEntry]:
-        return tuple(CatalogEntry(name=name, source=f"hf:{name}") for name in PUBLISHED)
+        return tuple(CatalogEntry(name=name, source=f"hf:{name}", note=NOTE) for name in PUBLISHED)
 
     def tiny(self) -> TinyCheckpoint:
         def write(directory: Path, seed: int) -> None:

@@ -12,7 +12,7 @@ __all__ = ["Fields", "require"]
 
 # Keys that say nothing about inference: bookkeeping, training, and settings of other programs.
 HARMLESS = (
-    "_*", "architectures", "auto_map", "model_type", "transformers_version", "torch_dtype", "dtype", "use_cache",
+    "_*", "auto_map", "transformers_version", "torch_dtype", "dtype", "use_cache",
     "initializer_range", "*_dropout", "router_aux_loss_coef", "output_router_logits", "output_attentions",
     "output_hidden_states", "return_dict", "is_decoder", "is_encoder_decoder", "id2label", "label2id", "problem_type",
     "tokenizer_class", "chunk_size_feed_forward", "torchscript", "language_model_only", "keys_to_ignore_at_inference",
@@ -31,6 +31,15 @@ class Fields:
         """The value of ``key``, or ``default`` where it is absent or null."""
         value = self._left.pop(key, None)
         return default if value is None else value
+
+    def section(self, key: str) -> Mapping[str, Any] | None:
+        """The section ``key``, or None where it is absent. LoadError when it is anything else."""
+        value = self.take(key)
+        if value is None or isinstance(value, Mapping):
+            return value
+        raise LoadError(
+            f"config.json: {self._name(key)} is {value!r}; it must be an object. Use the checkpoint's own config.json."
+        )
 
     def number(self, key: str, default: float | None = None) -> float:
         """A number above 0. LoadError when it is absent without a default, or no such number."""

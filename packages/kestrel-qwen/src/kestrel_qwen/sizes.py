@@ -16,6 +16,15 @@ __all__ = ["DeltaConfig", "LayerKind", "MoEConfig", "RopeConfig", "TextConfig", 
 
 LayerKind = Literal["full_attention", "linear_attention"]
 KINDS = ("full_attention", "linear_attention")
+TEXT_TYPES = ("qwen3_5_text", "qwen3_5_moe_text")
+MODEL_TYPES = ("qwen3_5", "qwen3_5_moe", *TEXT_TYPES)
+SHARED = (
+    "architectures",
+    "eos_token_id",
+    "quantization_config",
+    "tie_word_embeddings",
+)  # read by ``QwenConfig``
+VISION_TYPES = ("qwen3_5", "qwen3_5_moe", "qwen3_5_vision", "qwen3_5_moe_vision")
 PUBLISHED_SECTIONS = (11, 11, 10)
 
 
@@ -89,12 +98,13 @@ class TextConfig:
     def from_hf(cls, values: Mapping[str, Any]) -> TextConfig:
         """From ``text_config``, or the whole of a text-only model's config.json."""
         f = Fields(values, "text_config")
+        f.only("model_type", *MODEL_TYPES)
         f.only("hidden_act", "silu")
         f.only("attention_bias", False)
         f.only("attn_output_gate", True)
         f.only("norm_topk_prob", True)
         f.only("decoder_sparse_step", 1)
-        for key in ("tie_word_embeddings", "eos_token_id", "quantization_config"):  # read elsewhere
+        for key in SHARED:
             f.take(key)
         head_dim = f.whole("head_dim")
         num_layers = f.whole("num_hidden_layers")
@@ -166,11 +176,11 @@ class VisionConfig:
     def from_hf(cls, values: Mapping[str, Any]) -> VisionConfig:
         """From ``vision_config``."""
         f = Fields(values, "vision_config")
+        f.only("model_type", *VISION_TYPES)
         f.only("hidden_act", "gelu_pytorch_tanh")
         f.only("deepstack_visual_indexes", [])
-        rope = f.take("rope_parameters", {})
-        if rope.get("rope_type", "default") not in ("default", "axial"):
-            f.only("rope_parameters.rope_type", "axial")
+        r = Fields(f.section("rope_parameters") or {}, "vision_config.rope_parameters")
+        r.only("rope_type", "default", "axial")
         config = cls(
             depth=f.whole("depth"),
             hidden_size=f.whole("hidden_size"),
@@ -182,8 +192,9 @@ class VisionConfig:
             patch_size=f.whole("patch_size"),
             temporal_patch_size=f.whole("temporal_patch_size"),
             spatial_merge_size=f.whole("spatial_merge_size"),
-            rope_theta=float(rope.get("rope_theta", 10_000.0)),
+            rope_theta=float(r.number("rope_theta", 10_000.0)),
         )
+        r.refuse_rest()
         f.refuse_rest()
         require(
             config.in_channels == 3, f"vision_config.in_channels is {config.in_channels}; pictures have 3"
@@ -218,7 +229,7 @@ def _rope(f: Fields, head_dim: int) -> RopeConfig:
         key: value for key in ("rope_theta", "partial_rotary_factor") if (value := f.take(key)) is not None
     }
     r = Fields(
-        {**older, **f.take("rope_scaling", {}), **f.take("rope_parameters", {})},
+        {**older, **(f.section("rope_scaling") or {}), **(f.section("rope_parameters") or {})},
         "text_config.rope_parameters",
     )
     r.only("rope_type", "default")
@@ -233,7 +244,11 @@ def _rope(f: Fields, head_dim: int) -> RopeConfig:
     require(
         rope.rot_dim > 0 and rope.rot_dim % 2 == 0, f"{rope.rot_dim} dimensions cannot be rotated in pairs"
     )
-    require(len(rope.sections) == 3, f"mrope_section is {list(rope.sections)}; it needs three numbers")
+    are_whole = all(isinstance(n, int) and n >= 0 for n in rope.sections)
+    require(
+        are_whole and len(rope.sections) == 3,
+        f"mrope_section is {list(rope.sections)}; it needs three whole numbers",
+    )
     return rope
 
 
