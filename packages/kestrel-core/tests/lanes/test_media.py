@@ -129,6 +129,18 @@ def test_a_failing_encoder_fails_the_works_of_its_launch_alone(toy):
     assert len(bench.outcomes[text].ids) == 8
 
 
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_a_deterministic_lane_encodes_each_picture_by_itself(toy, deterministic):
+    bench = Bench(toy, deterministic=deterministic)
+    encode, launches = toy.encode, []
+    toy.encode = lambda kind, items: launches.append(len(items)) or encode(kind, items)
+    works = [bench.submit(picture(seed, cost=1)) for seed in range(2)]
+    bench.run()
+    assert launches == ([1, 1] if deterministic else [2])
+    for seed, work_id in enumerate(works):
+        assert bench.outcomes[work_id].ids == Expected(toy).ids(picture(seed), 8)
+
+
 def test_a_picture_that_cannot_be_encoded_fails_alone_in_its_launch(toy):
     bench = Bench(toy)
     encode, launches = toy.encode, []

@@ -38,11 +38,14 @@ class Encoded:
 
 
 class EncodeStage:
-    """Feeds the encoder with what prefilling sequences need, in their order."""
+    """Feeds the encoder with what prefilling sequences need, in their order. ``alone``: one item per launch, so that
+    its features do not depend on who else shows one (deterministic mode)."""
 
-    def __init__(self, runner: Runner, pool: FeaturePool | None, spec: TokenSpec) -> None:
+    def __init__(
+        self, runner: Runner, pool: FeaturePool | None, spec: TokenSpec, *, alone: bool = False
+    ) -> None:
         self._runner, self._pool = runner, pool
-        self._max_cost = {media.kind: media.max_cost for media in spec.media}
+        self._max_cost = {media.kind: 0 if alone else media.max_cost for media in spec.media}
 
     def advance(self, prefilling: Items[Sequence]) -> Encoded:
         """Make at most one encoder launch for ``prefilling``, the first in line first."""

@@ -67,7 +67,7 @@ class TokenLane(QueuedLane[Sequence]):
             device=device,
             pads=config.deterministic,
         )
-        encoder = EncodeStage(runner, features, spec)
+        encoder = EncodeStage(runner, features, spec, alone=config.deterministic)
         self._board = Board(spec, cache, sampler, runner, encoder, config.max_rows)
         self._admission = Admission(
             self._board,
