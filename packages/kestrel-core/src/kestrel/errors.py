@@ -9,7 +9,7 @@ KestrelError
 ├── RequestTimeoutError   504  retry, or raise ``timeout_s``
 ├── RequestCancelledError 499  the caller gave up; nothing to retry
 ├── ModelOutputError      502  the model's text could not be read as what was asked; retrying may help when sampling
-├── ModelFaultError       500  non-finite logits or a failed kernel; this request alone is lost
+├── ModelFaultError       500  non-finite logits, a failed kernel or package; this request alone is lost
 ├── EngineStoppedError    503  the engine is stopped or stopping
 ├── LoadError             500  a checkpoint does not fit its model; lists what is missing, unexpected or misshapen
 ├── PluginError           500  a plugin is broken, outdated or claims a taken name
@@ -109,7 +109,7 @@ class ModelOutputError(KestrelError):
 
 
 class ModelFaultError(KestrelError):
-    """The model produced non-finite numbers, or a kernel failed. Only this request is lost."""
+    """The model produced non-finite numbers, or a kernel or its package failed. Only this request is lost."""
 
 
 class EngineStoppedError(KestrelError):

@@ -5,8 +5,10 @@ import asyncio
 import pytest
 from engine_toys import LONG, idle, lanes, picture, until
 
-from kestrel.errors import ModelFaultError
-from kestrel.testing.engines import ALPHABET
+from kestrel.errors import LoadError, ModelFaultError, UnknownModelError
+from kestrel.testing.controlled import DRIVERS
+from kestrel.testing.engines import ALPHABET, ToyPrompts
+from kestrel.testing.fakes import MarkedParser
 
 SHORTER = {**LONG, "max_tokens": 300}
 
@@ -94,8 +96,6 @@ async def test_a_device_thread_that_ends_loses_its_models_and_a_new_one_takes_ov
 
 
 async def test_a_reader_that_raises_ends_its_request_alone(toys):
-    from kestrel.testing.fakes import MarkedParser
-
     real = MarkedParser.feed
 
     def feed(self, token):
@@ -108,15 +108,13 @@ async def test_a_reader_that_raises_ends_its_request_alone(toys):
         async with toys.engine() as engine:
             bad = asyncio.ensure_future(engine.query(question="?", settings=LONG))
             good = asyncio.ensure_future(engine.generate("say: "))
-            with pytest.raises(LookupError, match="cannot read m"):
+            with pytest.raises(ModelFaultError, match="LookupError: cannot read m"):
                 await bad
             assert (await good).output["text"] == ALPHABET
             await idle(engine)
 
 
 async def test_one_output_that_fails_ends_its_siblings_at_once(toys, monkeypatch):
-    from kestrel.testing.fakes import MarkedParser
-
     real, first = MarkedParser.feed, []
 
     def feed(self, token):
@@ -128,7 +126,7 @@ async def test_one_output_that_fails_ends_its_siblings_at_once(toys, monkeypatch
     monkeypatch.setattr(MarkedParser, "feed", feed)
     toys.controls().delay_s = 0.002
     async with toys.engine(enable_prefix_cache=False) as engine:
-        with pytest.raises(LookupError):
+        with pytest.raises(ModelFaultError, match="the second output"):
             await engine.query(question="?", settings={**LONG, "n": 2})
         assert engine.stats()["toy"]["generated_tokens"] < 900
         await idle(engine)
@@ -154,3 +152,61 @@ async def test_an_observer_that_raises_is_logged_and_nothing_more(toys, caplog):
     async with await InferenceEngine.create(toys.config(), plugins=host) as engine:
         assert (await engine.query(question="?")).output == {"answer": ALPHABET}
     assert "the observer is broken" in caplog.text
+
+
+BROKEN = {
+    "segments": (ToyPrompts, "segments"),
+    "decoding": (ToyPrompts, "decoding"),
+    "parser": (ToyPrompts, "parser"),
+    "validate": (ToyPrompts, "validate"),
+    "defaults": (ToyPrompts, "defaults"),
+    "run": (ToyPrompts, "run"),
+    "feed": (MarkedParser, "feed"),
+    "finish": (MarkedParser, "finish"),
+    "layout": (DRIVERS["talk"], "layout"),
+    "prepare": (DRIVERS["talk"], "prepare"),
+}
+
+
+def raising(*given):
+    raise LookupError("a bug of the package")
+
+
+def nonsense(*given):
+    return 5
+
+
+@pytest.mark.parametrize("broken", [raising, nonsense])
+@pytest.mark.parametrize("name", BROKEN)
+async def test_whatever_a_family_trips_over_is_a_typed_error_of_its_request(toys, monkeypatch, name, broken):
+    owner, attribute = BROKEN[name]
+    async with toys.engine() as engine:
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, attribute, broken)
+            if (name, broken) != ("validate", nonsense):  # nobody reads what it gives
+                with pytest.raises(ModelFaultError, match=r"toy.* alone is lost") as caught:
+                    await engine.query(picture(), "?")
+                assert caught.value.__cause__ is not None
+                with pytest.raises(ModelFaultError):
+                    await (await engine.query(picture(), "?", stream=True)).result()
+        assert (await engine.query(picture(), "?")).output == {"answer": ALPHABET}
+        await idle(engine)
+
+
+@pytest.mark.parametrize("broken", [raising, nonsense])
+async def test_a_picture_that_a_family_trips_over_is_a_typed_error(toys, monkeypatch, broken):
+    monkeypatch.setattr(DRIVERS["talk"], "prepare", broken)
+    async with toys.engine() as engine:
+        with pytest.raises(ModelFaultError, match="prepare failed inside 'toy'"):
+            await engine.prepare(picture())
+
+
+@pytest.mark.parametrize(
+    ("method", "error"), [("match", UnknownModelError), ("describe", LoadError), ("build", LoadError)]
+)
+@pytest.mark.parametrize("broken", [raising, nonsense])
+async def test_a_family_that_cannot_load_is_named(toys, monkeypatch, method, error, broken):
+    monkeypatch.setattr(toys.family, method, broken)
+    with pytest.raises(error, match="toy") as caught:
+        await toys.create()
+    assert "a bug of the package" in str(caught.value) or "gave a int" in str(caught.value)

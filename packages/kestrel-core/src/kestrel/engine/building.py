@@ -74,6 +74,8 @@ def _build(
         )
         try:
             built = family.build(card, context)
+            if not isinstance(built, Built):
+                raise TypeError(f"build gave a {type(built).__name__}, not a Built")
         except KestrelError:
             raise
         except Exception as error:  # a family is a plugin: what it trips over is a checkpoint it cannot load

@@ -117,10 +117,12 @@ class CallRunner:
     async def prepare(self, model_id: str, image: Any, given: Given) -> PreparedMedia:
         """``image`` prepared by a model for several calls; its owner holds it."""
         settings = Settings.from_mapping(given)
+        scope = CallScope(model_id=model_id, skill="prepare")
         with self._fleet.in_use(model_id):
             model = await self._fleet.ready(model_id)
-            model.intake.check([("image", image)])
-            return await model.intake.prepare("image", image, settings)
+            with scope.typed_errors():
+                model.intake.check([("image", image)])
+                return await model.intake.prepare("image", image, settings)
 
     async def wait_ended(self, timeout_s: float | None) -> None:
         """Until no call is under way, at most ``timeout_s``."""
@@ -170,6 +172,18 @@ class CallRunner:
     ) -> _Ready:
         skill = self._fleet.skill(name)
         model = await self._model(skill, scope, given)
+        with scope.typed_errors():
+            return self._validated(skill, model, scope, span, inputs, given)
+
+    def _validated(
+        self,
+        skill: Skill,
+        model: LoadedModel,
+        scope: CallScope,
+        span: Span,
+        inputs: Mapping[str, Any],
+        given: Given,
+    ) -> _Ready:
         prompt = model.require_skill(skill.name)
         defaults = prompt.defaults(skill.name)
         settings = skill.settings(given, defaults)
@@ -214,7 +228,8 @@ class CallRunner:
         if task.cancelled():
             raise scope.ended or RequestCancelledError(f"request {scope.request_id} was cancelled")
         try:
-            return task.result()
+            with scope.typed_errors():
+                return task.result()
         except RequestTimeoutError as error:
             raise scope.timed_out() from error
 

@@ -76,7 +76,10 @@ def survey(config: RuntimeConfig, host: PluginHost, progress: ProgressReport | N
 
 def _described(family: ModelFamily, card: ModelCard) -> ModelInfo:
     try:
-        return family.describe(card)
+        info = family.describe(card)
+        if not isinstance(info, ModelInfo):
+            raise TypeError(f"describe gave a {type(info).__name__}, not a ModelInfo")
+        return info
     except KestrelError:
         raise
     except Exception as error:  # a family is a plugin: what it trips over is a config it cannot read

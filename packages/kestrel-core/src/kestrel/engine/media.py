@@ -99,7 +99,7 @@ class MediaIntake:
     async def prepare_item(self, item: MediaItem, settings: Settings) -> Prepared:
         """An item that is already decoded, prepared on the pool."""
         options = _media_settings(settings)
-        return await self._pool.run(lambda: self._driver.prepare(item, options))
+        return await self._pool.run(lambda: self._by_driver(item, options))
 
     async def _held(self, role: str, raw: Any, settings: Settings, hold: MediaHold) -> PreparedMedia:
         item = await self.prepare(role, raw, settings)
@@ -109,10 +109,10 @@ class MediaIntake:
 
     def _prepare_now(self, role: str, raw: Any, settings: Mapping[str, Any]) -> PreparedMedia:
         if isinstance(raw, ImageItem | VideoItem | AudioItem | FloatsItem):
-            return PreparedMedia(self._model_id, self._driver.prepare(raw, settings))
+            return PreparedMedia(self._model_id, self._by_driver(raw, settings))
         if role == "spatial":
             item = FloatsItem(values=tuple(raw), kind=_kind(role, raw))
-            return PreparedMedia(self._model_id, self._driver.prepare(item, settings))
+            return PreparedMedia(self._model_id, self._by_driver(item, settings))
         if role == "video":
             return self._prepare_video(raw, settings)
         if role != "image":
@@ -122,15 +122,21 @@ class MediaIntake:
         ):  # of the decoded picture; its prepared form is smaller and kept longer
             image = normalise_image(raw, self._limits, reserve=hold.grow)
             item_meta = {"width": image.pixels.shape[1], "height": image.pixels.shape[0]}
-            prepared = self._driver.prepare(ImageItem(pixels=image.pixels, meta=item_meta), settings)
+            prepared = self._by_driver(ImageItem(pixels=image.pixels, meta=item_meta), settings)
         return PreparedMedia(self._model_id, prepared, image.warnings)
+
+    def _by_driver(self, item: MediaItem, settings: Mapping[str, Any]) -> Prepared:
+        prepared = self._driver.prepare(item, settings)
+        if not isinstance(prepared, Prepared):
+            raise TypeError(f"prepare gave a {type(prepared).__name__}, not a Prepared")
+        return prepared
 
     def _prepare_video(self, raw: Any, settings: Mapping[str, Any]) -> PreparedMedia:
         sampling = self._spec("video").sampling or FrameSampling()
         asked = {name: settings[name] for name in ("fps", "max_frames") if name in settings}
         with self.budget.hold() as hold:  # of the decoded frames
             video = load_video(raw, self._limits, replace(sampling, **asked), reserve=hold.grow)
-            prepared = self._driver.prepare(video.item, settings)
+            prepared = self._by_driver(video.item, settings)
         return PreparedMedia(self._model_id, prepared, video.warnings)
 
 

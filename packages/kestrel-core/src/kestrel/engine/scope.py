@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from kestrel.config import Settings
 from kestrel.engine.router import Receiver
-from kestrel.errors import KestrelError, RequestCancelledError, RequestTimeoutError
+from kestrel.errors import KestrelError, ModelFaultError, RequestCancelledError, RequestTimeoutError
 from kestrel.types import EngineResult, FinishReason, Metrics, StreamChunk
 
 __all__ = ["CallScope"]
@@ -69,6 +70,19 @@ class CallScope:
             f"request {self.request_id} did not finish within timeout_s={self.settings.timeout_s:g} s "
             "(queue time included). Retry, or raise timeout_s."
         )
+
+    @contextlib.contextmanager
+    def typed_errors(self) -> Iterator[None]:
+        """Whatever skills and families trip over inside ends this call alone, as a ModelFaultError."""
+        try:
+            yield
+        except KestrelError:
+            raise
+        except Exception as error:
+            raise ModelFaultError(
+                f"request {self.request_id}: {self.skill} failed inside {self.model_id!r} ({type(error).__name__}: "
+                f"{error}). This request alone is lost; if it repeats, tell whoever maintains the model's package"
+            ) from error
 
     def end(self, error: KestrelError) -> None:
         """End the call with ``error``, wherever it is."""

@@ -12,7 +12,16 @@ from kestrel.errors import PluginError, UnknownModelError
 from kestrel.plugins.discovery import Candidate, installed
 from kestrel.plugins.registry import Contribution, Registry
 from kestrel.plugins.relay import Relay
-from kestrel.spi import CatalogEntry, KernelBackend, ModelCard, ModelFamily, RequestRecord, Skill, Source
+from kestrel.spi import (
+    CatalogEntry,
+    KernelBackend,
+    Match,
+    ModelCard,
+    ModelFamily,
+    RequestRecord,
+    Skill,
+    Source,
+)
 
 __all__ = ["PluginHost", "PluginInfo"]
 
@@ -134,6 +143,8 @@ class PluginHost:
         for name, family in self.families.items():
             try:
                 match = family.match(card)
+                if match is not None and not isinstance(match, Match):
+                    raise TypeError(f"match gave a {type(match).__name__}, not a Match")
             except Exception as error:
                 log.warning("family %s failed to look at %s", name, card.model_id, exc_info=error)
                 broken[name] = error
