@@ -273,11 +273,21 @@ async def test_progress_counts_the_bytes_of_a_load(toys):
     seen = []
     async with await toys.create(progress=lambda *report: seen.append(report)):
         pass
-    assert {stage for stage, _, _ in seen} == {"load"}
-    done = [count for _, count, _ in seen]
+    loads = [(done, total) for stage, done, total in seen if stage == "load"]
+    done = [count for count, _ in loads]
     assert done[0] == 0
     assert done == sorted(done)
-    assert done[-1] == seen[-1][2] == 4 * (2 * 3 + 3 + 3 * 2 + 2)
+    assert done[-1] == loads[-1][1] == 4 * (2 * 3 + 3 + 3 * 2 + 2)
+    assert seen[len(loads) :] == [("warm-up", 0, 2), ("warm-up", 1, 2), ("warm-up", 2, 2)]
+
+
+async def test_a_first_launch_that_fails_is_logged_and_left_to_the_requests(toys, caplog):
+    toys.controls().failure = RuntimeError("no such kernel")
+    async with toys.engine() as engine:
+        assert "the first launch" in caplog.text
+        assert "no such kernel" in caplog.text
+        toys.controls().failure = None
+        assert (await engine.query(question="?")).output == {"answer": ALPHABET}
 
 
 async def test_a_start_that_is_cancelled_takes_everything_down(toys):

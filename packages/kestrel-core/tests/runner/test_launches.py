@@ -154,3 +154,22 @@ def test_bins_reach_launches_of_rows_that_may_carry_them_and_no_sequence_after()
     assert seen
     assert not any(launch["has_aux"] for launch in seen)
     assert not any(any(bins) for launch in seen for bins in launch["aux"])
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_warm_up_launches_a_prompt_and_a_step_and_leaves_nothing_behind(depth):
+    driver, seen = spied(ToyHybrid(3))
+    bench = Bench(driver, depth=depth)
+    bench.lane.warm_up()
+    assert [(launch["decode"], launch["tokens"]) for launch in seen] == [(False, 2), (True, 1)]
+    assert all(slot < bench.cache.page_size for launch in seen for slot in launch["slots"]), "not in scratch"
+    assert all(launch["state_slots"] == [0] for launch in seen)
+    bench.lane.check_empty()
+    assert bench.lane.stats()["generated_tokens"] == 0
+    cold = Bench(ToyHybrid(3), depth=depth)
+    works = [{"layout": [4, 5, 6], "max_tokens": 9}, {"layout": [9, 8], "max_tokens": 6}]
+    for one in (bench, cold):
+        for work in works:
+            one.submit(work["layout"], max_tokens=work["max_tokens"])
+        one.run()
+    assert [o.ids for o in bench.outcomes.values()] == [o.ids for o in cold.outcomes.values()]

@@ -16,6 +16,7 @@ from kestrel.errors import CapacityError, KestrelError, LoadError
 from kestrel.lanes import DeviceThread, StepLane, TokenLane, build_token_lane
 from kestrel.loading import SafetensorsReader, load_tokenizer
 from kestrel.loading.headers import BITS
+from kestrel.media import load_decoders
 from kestrel.ops import OpTable, resolve_ops
 from kestrel.spi import BuildContext, Built, StepDriver, TensorInfo
 
@@ -54,6 +55,7 @@ def load_model(
             f"loading {blueprint.card.model_id!r} ran out of memory on {device}: {error}. "
             f"Lower {demand.setting}, or choose a smaller dtype or model."
         ) from error
+    _warm_up(built, lane, thread, progress)
     thread.add(lane)
     return LoadedModel(blueprint, built, lane, thread, shared, ops)
 
@@ -87,6 +89,27 @@ def _build(
             ) from error
     progress("load", weights.total, weights.total)
     return built
+
+
+def _warm_up(
+    built: Built, lane: TokenLane | StepLane, thread: DeviceThread, progress: ProgressReport
+) -> None:
+    """Do at once what the first request would otherwise wait for."""
+    progress("warm-up", 0, 2)
+    if any(media.kind == "image" for media in built.main.spec.media):
+        load_decoders()
+    progress("warm-up", 1, 2)
+    if isinstance(lane, TokenLane):
+        try:
+            thread.call(lane.warm_up).result()
+        except Exception as error:  # requests will meet it again, each with an error of its own
+            log.warning(
+                "the first launch of %s failed (%s: %s)",
+                type(built.main).__name__,
+                type(error).__name__,
+                error,
+            )
+    progress("warm-up", 2, 2)
 
 
 class _Reported:

@@ -141,6 +141,11 @@ class TokenLane(QueuedLane[Sequence]):
 
     # -- device thread
 
+    def warm_up(self) -> None:
+        """Make a first launch of each kind, before the lane is ticked."""
+        with torch.inference_mode():
+            self._board.runner.warm_up()
+
     def borrow_cross(self, item: Prepared, held: ExitStack) -> Mapping[str, CrossView]:
         """What the encoder made of ``item`` as views of one row, for a pass; held as long as ``held``."""
         board = self._board

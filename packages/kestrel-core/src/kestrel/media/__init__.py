@@ -2,7 +2,7 @@
 
 from kestrel.media.audio import MAX_SECONDS, SAMPLE_RATE, AudioSource, AudioStream, open_audio
 from kestrel.media.draw import annotate
-from kestrel.media.image import FORMATS, ImageSource, NormalisedImage, normalise_image
+from kestrel.media.image import FORMATS, ImageSource, NormalisedImage, load_decoders, normalise_image
 from kestrel.media.limits import MediaBudget, MediaHold, MediaLimits
 from kestrel.media.live import LiveAudio, LiveSource
 from kestrel.media.remote import Fetcher
@@ -25,6 +25,7 @@ __all__ = [
     "NormalisedVideo",
     "VideoSource",
     "annotate",
+    "load_decoders",
     "load_video",
     "normalise_image",
     "open_audio",

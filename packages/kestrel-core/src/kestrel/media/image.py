@@ -26,7 +26,7 @@ from kestrel.media.remote import Fetcher
 from kestrel.media.sniff import describe
 from kestrel.media.source import BinaryFile, Encoded, read_encoded
 
-__all__ = ["FORMATS", "ImageSource", "NormalisedImage", "normalise_image"]
+__all__ = ["FORMATS", "ImageSource", "NormalisedImage", "load_decoders", "normalise_image"]
 
 ImageSource = Encoded | Image.Image | NDArray[np.uint8]
 
@@ -87,6 +87,13 @@ def normalise_image(
     return NormalisedImage(pixels=pixels, warnings=tuple(notes), original_size=(width, height))
 
 
+def load_decoders() -> None:
+    """Load the decoders of common formats, so that the first picture need not wait for them."""
+    with _one_catches_warnings, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        Image.preinit()
+
+
 def _opened(source: Any, limits: MediaLimits, fetcher: Fetcher) -> tuple[Image.Image, str]:
     """A PIL image that is not decoded yet, and how messages name it."""
     if isinstance(source, Image.Image):
@@ -118,18 +125,19 @@ def _from_array(array: NDArray[Any], limits: MediaLimits) -> Image.Image:
 def _parsed_header(raw: bytes, label: str) -> Image.Image:
     with _one_catches_warnings, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        Image.init()
-        for name in FORMATS:
-            factory, accepts = Image.OPEN.get(name, (None, None))
-            if factory is None or accepts is None or accepts(raw[:16]) is not True:
-                continue
-            try:
-                return factory(io.BytesIO(raw), "")
-            except Exception as error:  # decoders raise anything; only this picture is at fault
-                raise InvalidMediaError(
-                    f"{label} begins as {name} but its header cannot be read: {_reason(error)}. "
-                    "It may be truncated or damaged; send it again or save it anew"
-                ) from error
+        for load in (Image.preinit, Image.init):  # all decoders only for what the common ones do not know
+            load()
+            for name in FORMATS:
+                factory, accepts = Image.OPEN.get(name, (None, None))
+                if factory is None or accepts is None or accepts(raw[:16]) is not True:
+                    continue
+                try:
+                    return factory(io.BytesIO(raw), "")
+                except Exception as error:  # decoders raise anything; only this picture is at fault
+                    raise InvalidMediaError(
+                        f"{label} begins as {name} but its header cannot be read: {_reason(error)}. "
+                        "It may be truncated or damaged; send it again or save it anew"
+                    ) from error
     raise InvalidMediaError(f"{label} is not a picture: {describe(raw)}. Supported: {', '.join(FORMATS)}")
 
 

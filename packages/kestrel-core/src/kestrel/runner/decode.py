@@ -90,9 +90,7 @@ class DecodeStage:
         count, states = len(entries), self._states
         assert 0 < count <= self.size
         if count < self.size:
-            for mirror in (self._block, self._fixed, self._small):
-                mirror.host[...] = 0
-            self._fixed.host[0] = self._rows.scratch
+            self.blank()
         self._set_views(count)
         self._fixed.host[0, :count] = [entry.row for entry in entries]
         self.computed[:] = [entry.computed for entry in entries]
@@ -111,6 +109,16 @@ class DecodeStage:
         self._set_aux(any(entry.has_aux for entry in entries))
         self._fixed.push()
         self._tables_version = -1
+
+    def blank(self) -> None:
+        """Make every column padding."""
+        for mirror in (self._block, self._fixed, self._small):
+            mirror.host[...] = 0
+        self._fixed.host[0] = self._rows.scratch
+        self._fixed.push()
+        self.rows_host = self._fixed.host[0].tolist()
+        self._longest = 1
+        self._set_aux(False)
 
     def _set_aux(self, has_aux: bool) -> None:
         if has_aux == self._has_aux:

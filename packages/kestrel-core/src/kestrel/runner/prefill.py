@@ -24,11 +24,12 @@ class ChunkRun:
 
     ``aux`` int64 [n, W]; ``positions`` int64 [P, n]; ``media_rows`` int64 [n] rows of the feature pool (−1: text), or
     None. ``ranges``: bidirectional ranges inside the chunk. ``stores``: (position, slot) of checkpoints to keep.
-    ``samples``: the last position yields a token. ``probes``: (place in the chunk, ids) to give log-probabilities of.
+    ``lease`` None: nobody's, on scratch. ``samples``: the last position yields a token. ``probes``: (place in the
+    chunk, ids) to give log-probabilities of.
     """
 
     row: int
-    lease: Lease
+    lease: Lease | None
     start: int
     ids: NDArray[np.int64]
     aux: NDArray[np.int64]
@@ -78,7 +79,7 @@ def prefill_batch(
         tables=[_dev(table[row_ids, :width], device) for table in rows.hosts],
         state_slots_B=_dev(_state_slots(chunks, states), device),
         entries_B=_dev(_entries(chunks, states), device),
-        lens_B=_dev(np.array([chunk.lease.cross_len for chunk in chunks], dtype=np.int32), device),
+        lens_B=_dev(np.array([_cross_len(chunk) for chunk in chunks], dtype=np.int32), device),
         stores=_dev(np.array(host_stores, dtype=np.int64).reshape(-1, 3), device),
         host_stores=host_stores,
         bidirectional_end_T=_range_ends(chunks, device),
@@ -112,13 +113,20 @@ def _slots(chunks: Sequence[ChunkRun], table: NDArray[np.int32], page_size: int)
 def _state_slots(chunks: Sequence[ChunkRun], states: StateMap) -> NDArray[np.int64]:
     if not states.recurrent:
         return np.zeros(len(chunks), dtype=np.int64)
-    return np.array([chunk.lease.state_slot(states.recurrent[0]) for chunk in chunks], dtype=np.int64)
+    name = states.recurrent[0]
+    return np.array([chunk.lease.state_slot(name) if chunk.lease else 0 for chunk in chunks], dtype=np.int64)
 
 
 def _entries(chunks: Sequence[ChunkRun], states: StateMap) -> NDArray[np.int64]:
     if not states.cross:
         return np.zeros(len(chunks), dtype=np.int64)
-    return np.array([chunk.lease.cross_entry(states.cross[0])[0] for chunk in chunks], dtype=np.int64)
+    name = states.cross[0]
+    entries = [chunk.lease.cross_entry(name)[0] if chunk.lease else 0 for chunk in chunks]
+    return np.array(entries, dtype=np.int64)
+
+
+def _cross_len(chunk: ChunkRun) -> int:
+    return chunk.lease.cross_len if chunk.lease else 0
 
 
 def _media_rows(chunk: ChunkRun) -> NDArray[np.int64]:

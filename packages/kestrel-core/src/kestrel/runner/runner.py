@@ -131,6 +131,30 @@ class Runner:
             start += len(chunk.ids)
         return found
 
+    # -- before the first request
+
+    def warm_up(self) -> None:
+        """Launch a prompt of two tokens and its continuation on scratch: nobody's, and nothing is kept of it.
+
+        What a device, its libraries and their thread pools do at their first launch is then done.
+        """
+        spec, scratch = self._driver.spec, self.rows.scratch
+        prompt = ChunkRun(
+            row=scratch,
+            lease=None,
+            start=0,
+            ids=np.zeros(2, dtype=np.int64),
+            aux=np.zeros((2, spec.aux_width), dtype=np.int64),
+            positions=np.tile(np.arange(2, dtype=np.int64), (spec.position_rows, 1)),
+            samples=True,
+        )
+        stage = self.stage(1)
+        stage.blank()
+        for pending in (self.prefill([prompt]).pending, self.decode(stage)):
+            assert pending is not None
+            pending.read()
+        self.rows.unbind(scratch)
+
     # -- media
 
     def encode(self, kind: str, items: Sequence[Prepared]) -> torch.Tensor:
