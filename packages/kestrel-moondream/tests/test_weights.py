@@ -126,6 +126,16 @@ def test_a_tokenizer_larger_than_the_model_is_refused(load, save, tensors, tmp_p
         load(path)
 
 
+@pytest.mark.parametrize(("section", "name"), [("text", "n_layers"), ("vision", "enc_n_layers")])
+def test_more_layers_than_there_can_be_are_refused_at_once(load, save, tensors, section, name):
+    directory = save({f"model.{key}": t for key, t in tensors.items()})
+    config = json.loads((directory / "config.json").read_text())
+    config["config"][section][name] = 10**12
+    (directory / "config.json").write_text(json.dumps(config))
+    with pytest.raises(LoadError, match="has 1000000000000 layers and the checkpoint only"):
+        load(directory)
+
+
 def pack(groups):
     """4-bit values [G, 128] as the published checkpoint packs them."""
     half = len(groups) // 2

@@ -53,7 +53,8 @@ def crowded(toys, free, monkeypatch):
 
 async def test_too_small_a_cache_says_how_much_is_needed_and_what_to_change(toys):
     with pytest.raises(
-        CapacityError, match=r"need .* MiB of state, kv_cache_bytes gives .*Raise kv_cache_bytes"
+        CapacityError,
+        match=r"need .* MiB of state in pages of 8 positions, kv_cache_bytes gives .*Raise kv_cache_bytes",
     ):
         await toys.create(toys.config(driver="hybrid", kv_cache_bytes=100))
     wait_without_threads()
@@ -75,6 +76,15 @@ async def test_more_state_than_there_is_memory_is_refused_with_the_numbers(toys,
     with pytest.raises(CapacityError, match=r"kv_cache_bytes is 2.0 MiB, and cpu has .* left"):
         await toys.create()
     wait_without_threads()
+
+
+async def test_more_pages_than_there_is_memory_for_are_refused_with_the_numbers(toys):
+    for sizes in ({"kv_cache_pages": 2**40}, {"kv_cache_pages": 1, "max_batch_size": 2**40}):
+        with pytest.raises(
+            CapacityError, match=r"kv_cache_pages is .* GiB of state, and cpu has .* GiB free"
+        ):
+            await toys.create(toys.config(driver="hybrid", **sizes))
+        wait_without_threads()
 
 
 async def test_weights_that_do_not_fit_are_refused_with_the_numbers(toys, free):

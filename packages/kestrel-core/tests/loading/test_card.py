@@ -86,7 +86,7 @@ def test_one_tensor_in_two_files_is_refused(write):
 
 
 @pytest.mark.parametrize(
-    ("content", "text"), [("{", "not JSON"), ("[1]", "an object is needed"), ("\xff", "not JSON")]
+    ("content", "text"), [("{", "not JSON"), ("[1]", "an object is needed"), ("\xff", "not JSON"), ("[" * 100_000, "not JSON")]
 )
 def test_damaged_config_is_named(write, content, text):
     directory = write({"a": A})
@@ -134,6 +134,7 @@ def entry(start: int, end: int, shape: object = (1,), dtype: str = "F32") -> dic
         b"\x01\x02",
         b"\xff" * 64,
         struct.pack("<Q", 4) + b"nope",
+        struct.pack("<Q", 100_000) + b"[" * 100_000,
         struct.pack("<Q", 400) + b"{}",
         header([1]),
         header({"a": 3}),

@@ -204,6 +204,7 @@ def test_byte_characters_are_one_printable_character_each():
         (None, "does not exist"),
         ("{", "not JSON"),
         ("[]", "no model"),
+        ("[" * 100_000, "not JSON"),
         ('{"model": {"type": "BPE"}}', "cannot be used"),
     ],
 )

@@ -23,6 +23,12 @@ def build(card: ModelCard, config: MoondreamConfig, ctx: BuildContext) -> Built:
             f"{card.model_id}: the tokenizer has {tokenizer.vocab_size} ids and the model {config.text.vocab_size}. "
             "Give the tokenizer that the model was trained with as tokenizer_path."
         )
+    layers = max(config.text.n_layers, config.vision.enc_n_layers)
+    if layers > len(card.tensors):  # of which building a model alone would take for ever
+        raise LoadError(
+            f"{card.model_id}: config.json has {layers} layers and the checkpoint only {len(card.tensors)} tensors. "
+            "Check that both are of one model and revision, and download them again."
+        )
     with torch.device("meta"):
         model = MoondreamModel(config, ctx.ops, ctx.dtype, ctx.config.page_size)
     load(model, ctx.weights, device=ctx.device, dtype=ctx.dtype)

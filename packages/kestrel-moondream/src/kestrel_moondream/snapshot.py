@@ -43,9 +43,13 @@ def _is_gpt2(card: ModelCard) -> bool:
     if not path.is_file():
         return False
     try:
-        parsed: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:
+        parsed = json.loads(path.read_text(encoding="utf-8"))
+        return _ends_as_gpt2(parsed)
+    except (ValueError, RecursionError, AttributeError, TypeError):
         return False  # whoever loads the tokenizer says what is wrong with it
+
+
+def _ends_as_gpt2(parsed: dict[str, Any]) -> bool:
     added = parsed.get("added_tokens") or ()
     vocab = (parsed.get("model") or {}).get("vocab") or {}
     ends = [t.get("id") for t in added if t.get("content") == "<|endoftext|>"]

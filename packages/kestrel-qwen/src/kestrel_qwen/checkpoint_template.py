@@ -53,7 +53,7 @@ def read_template(card: ModelCard) -> str | None:
         if "tokenizer_config.json" not in card.files:
             return None
         found = json.loads((card.directory / "tokenizer_config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise LoadError(
             f"the chat template of {card.model_id} cannot be read: {error}. Download it again"
         ) from error

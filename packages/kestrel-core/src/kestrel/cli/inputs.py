@@ -85,7 +85,7 @@ def key_values(pairs: Iterable[str], option: str) -> dict[str, Any]:
 def _value(text: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
 
 

@@ -7,14 +7,14 @@ from collections.abc import Callable
 import torch
 
 from kestrel.config import RuntimeConfig
-from kestrel.device import has_streams
+from kestrel.device import free_memory, has_streams
 from kestrel.errors import CapacityError
 from kestrel.lanes.events import Event
 from kestrel.lanes.limits import LaneConfig
 from kestrel.lanes.token import TokenLane
 from kestrel.sampling import Sampler
-from kestrel.spi.driver import TokenDriver
-from kestrel.state import FeaturePool, PoolSizes, StateCache, fixed_pages, plan_sizes
+from kestrel.spi.driver import TokenDriver, TokenSpec
+from kestrel.state import FeaturePool, PoolSizes, StateCache, fixed_pages, plan_sizes, pool_bytes
 
 __all__ = ["build_token_lane"]
 
@@ -43,7 +43,7 @@ def build_token_lane(
 
     def sizes_for(length: int) -> PoolSizes:
         if config.kv_cache_pages is not None:
-            return fixed_pages(spec, config.kv_cache_pages, max_rows=config.max_batch_size)
+            return _fixed(spec, config, config.kv_cache_pages, device, dtype)
         return plan_sizes(
             spec,
             kv_bytes,
@@ -87,6 +87,20 @@ def build_token_lane(
         device=device,
         sink=sink,
     )
+
+
+def _fixed(
+    spec: TokenSpec, config: RuntimeConfig, pages: int, device: torch.device, dtype: torch.dtype
+) -> PoolSizes:
+    """Pools of ``pages`` pages; CapacityError when the device has no room for them."""
+    sizes = fixed_pages(spec, pages, max_rows=config.max_batch_size)
+    needed, free = pool_bytes(spec, sizes, dtype=dtype, page_size=config.page_size), free_memory(device)
+    if needed > free:
+        raise CapacityError(
+            f"kv_cache_pages is {pages}, which with {config.max_batch_size} rows takes {needed / 2**30:,.1f} GiB of "
+            f"state, and {device} has {free / 2**30:,.1f} GiB free. Lower kv_cache_pages, max_batch_size or page_size."
+        )
+    return sizes
 
 
 def _longest(upper: int, page_size: int, sizes_for: Callable[[int], PoolSizes]) -> int:

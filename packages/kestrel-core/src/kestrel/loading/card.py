@@ -142,7 +142,7 @@ def _read_json(path: Path) -> dict[str, Any]:
         found = json.loads(path.read_bytes())
     except OSError as error:
         raise LoadError(f"cannot read {path}: {error.strerror or error}. Check its permissions") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise LoadError(f"{path} is not JSON: {error}. Download it again") from error
     if not isinstance(found, dict):
         raise LoadError(f"{path} holds a JSON {type(found).__name__}; an object is needed. Download it again")

@@ -50,7 +50,7 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
 def _parse(path: Path, raw: bytes) -> dict[str, Mapping[str, Any]]:
     try:
         entries = json.loads(raw)
-    except ValueError as error:  # UnicodeDecodeError is one
+    except (ValueError, RecursionError) as error:  # UnicodeDecodeError is one
         raise _damaged(path, "its header is not JSON") from error
     if not isinstance(entries, dict) or not all(isinstance(entry, dict) for entry in entries.values()):
         raise _damaged(path, "its header is not a JSON object of objects")

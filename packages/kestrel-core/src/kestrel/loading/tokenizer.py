@@ -106,7 +106,7 @@ def load_tokenizer(path: str | Path, *, is_control: IsControl = is_marker) -> Hu
         ) from error
     except OSError as error:
         raise LoadError(f"cannot read {file}: {error.strerror or error}. Check its permissions") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise LoadError(f"{file} is not JSON: {error}. Download it again") from error
     if not isinstance(spec, dict) or not isinstance(spec.get("model"), dict):
         raise LoadError(

@@ -119,7 +119,7 @@ def _tool_call(name: str, value: Any) -> ToolCall:
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise InvalidRequestError(f"{name}.function.arguments is not JSON: {error}") from None
     if not isinstance(arguments, Mapping):
         raise InvalidRequestError(f"{name}.function.arguments must be a JSON object")

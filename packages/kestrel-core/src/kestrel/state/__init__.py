@@ -39,7 +39,7 @@ from kestrel.state.cache import CacheStats, StateCache
 from kestrel.state.features import FeaturePool, Features
 from kestrel.state.keys import Interner, KeyRun
 from kestrel.state.lease import Lease
-from kestrel.state.sizes import PoolSizes, fixed_pages, plan_sizes
+from kestrel.state.sizes import PoolSizes, fixed_pages, plan_sizes, pool_bytes
 from kestrel.state.tensors import CrossTensors, PagedTensors, RecurrentTensors
 
 __all__ = [
@@ -56,4 +56,5 @@ __all__ = [
     "StateCache",
     "fixed_pages",
     "plan_sizes",
+    "pool_bytes",
 ]

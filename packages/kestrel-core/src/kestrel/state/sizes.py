@@ -15,7 +15,7 @@ from kestrel.spi.states import CrossKV, PagedKV, Recurrent, StateSpec, WindowKV
 from kestrel.state.tables import window_width
 from kestrel.state.tensors import torch_dtype
 
-__all__ = ["PoolSizes", "fixed_pages", "plan_sizes"]
+__all__ = ["PoolSizes", "fixed_pages", "plan_sizes", "pool_bytes"]
 
 CHECKPOINTS_PER_ROW = 4  # of recurrent state: where useful checkpoints of a conversation lie (see planned.py)
 SEQUENCES_PER_ROW = 2  # room for a running sequence and a cached one per row; more would only be idle memory
@@ -83,10 +83,11 @@ def plan_sizes(
     scratch = units.page + units.slot + units.entry + sum(units.window.values())
     needed = scratch + sum(s.unit * s.places for s in (full, live, cross, *windows.values()))
     if needed > budget_bytes:
+        raised = setting if setting == "kv_cache_bytes" else f"{setting} or kv_cache_bytes"
         raise CapacityError(
-            f"one sequence of {max_len} positions and {max_rows} rows need {_mib(needed)} of state, "
-            f"{setting} gives {_mib(budget_bytes)}. Raise {setting} (or kv_cache_bytes, memory_utilization), "
-            f"or lower max_model_len or max_batch_size."
+            f"one sequence of {max_len} positions and {max_rows} rows need {_mib(needed)} of state in pages of "
+            f"{page_size} positions, {setting} gives {_mib(budget_bytes)}. Raise {raised}, or lower "
+            "max_model_len, max_batch_size or page_size."
         )
     left = budget_bytes - needed
     extras = (checkpoints, cross, *windows.values())
@@ -116,6 +117,19 @@ def fixed_pages(spec: TokenSpec, pages: int, *, max_rows: int) -> PoolSizes:
         live_slots=max_rows if recurrent else 0,
         checkpoint_slots=CHECKPOINTS_PER_ROW * max_rows if recurrent else 0,
         cross_entries=SEQUENCES_PER_ROW * max_rows if cross else 0,
+    )
+
+
+def pool_bytes(spec: TokenSpec, sizes: PoolSizes, *, dtype: torch.dtype, page_size: int) -> int:
+    """What pools of ``sizes`` take, their scratch included."""
+    units = _units(spec, dtype, page_size)
+    windows = sum(units.window[w] * (places + 1) for w, places in sizes.window_pages.items())
+    slots = sizes.live_slots + sizes.checkpoint_slots + 1
+    return (
+        units.page * (sizes.pages + 1)
+        + units.slot * slots
+        + units.entry * (sizes.cross_entries + 1)
+        + windows
     )
 
 
