@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from kestrel.spi.driver import TokenSpec
-from kestrel.spi.states import CrossKV, PagedKV, Recurrent, WindowKV
+from kestrel.spi.states import CrossKV, PagedKV, Recurrent, StateSpec, WindowKV
 from kestrel.state.check import check_pools
 from kestrel.state.cross import CrossEntries
 from kestrel.state.keys import Interner, KeyRun
@@ -140,45 +140,22 @@ def _build(
     device: torch.device,
     dtype: torch.dtype,
 ) -> Pools:
-    tensors: dict[str, PagedTensors | RecurrentTensors | CrossTensors] = {}
-    groups: dict[int, WindowGroup] = {}
-    window_of: dict[str, int] = {}
-    full: Places | None = None
-    slots: StateSlots | None = None
-    cross: CrossEntries | None = None
-    for state in spec.states:
-        match state:
-            case PagedKV():
-                full = full or Places(sizes.pages)
-                tensors[state.name] = PagedTensors.allocate(
-                    state, sizes.pages, page_size, dtype=dtype, device=device
-                )
-            case WindowKV(window=window):
-                total = sizes.window_pages[window]
-                if window not in groups:
-                    groups[window] = WindowGroup(window, total, page_size=page_size, max_ahead=max_ahead)
-                window_of[state.name] = list(groups).index(window)
-                tensors[state.name] = PagedTensors.allocate(
-                    state, total, page_size, dtype=dtype, device=device
-                )
-            case Recurrent():
-                checkpoints = sizes.checkpoint_slots if prefix_cache else 0
-                slots = slots or StateSlots(sizes.live_slots, checkpoints)
-                tensors[state.name] = RecurrentTensors.allocate(
-                    state, sizes.live_slots + checkpoints, dtype=dtype, device=device
-                )
-            case CrossKV():
-                cross = cross or CrossEntries(sizes.cross_entries, keep=prefix_cache)
-                tensors[state.name] = CrossTensors.allocate(
-                    state, sizes.cross_entries, dtype=dtype, device=device
-                )
-    windows = tuple(groups.values())
+    if not prefix_cache:
+        sizes = replace(sizes, checkpoint_slots=0)
+    kinds = {type(state) for state in spec.states}
+    windowed = [state for state in spec.states if isinstance(state, WindowKV)]
+    groups = {
+        window: WindowGroup(window, sizes.window_pages[window], page_size=page_size, max_ahead=max_ahead)
+        for window in dict.fromkeys(state.window for state in windowed)
+    }
+    full = Places(sizes.pages) if PagedKV in kinds else None
+    slots = StateSlots(sizes.live_slots, sizes.checkpoint_slots) if Recurrent in kinds else None
     tree = None
     if prefix_cache:
         tree = PrefixTree(
             page_size,
             full=full,
-            windows=tuple((group.window, group.places) for group in windows),
+            windows=tuple((window, group.places) for window, group in groups.items()),
             slots=None if slots is None else slots.places,
         )
     return Pools(
@@ -186,9 +163,25 @@ def _build(
         max_ahead=max_ahead,
         tree=tree,
         full=full,
-        windows=windows,
+        windows=tuple(groups.values()),
         slots=slots,
-        cross=cross,
-        tensors=tensors,
-        window_of=window_of,
+        cross=CrossEntries(sizes.cross_entries, keep=prefix_cache) if CrossKV in kinds else None,
+        tensors={state.name: _allocate(state, page_size, sizes, device, dtype) for state in spec.states},
+        window_of={state.name: list(groups).index(state.window) for state in windowed},
     )
+
+
+def _allocate(
+    state: StateSpec, page_size: int, sizes: PoolSizes, device: torch.device, dtype: torch.dtype
+) -> PagedTensors | RecurrentTensors | CrossTensors:
+    match state:
+        case PagedKV():
+            return PagedTensors.allocate(state, sizes.pages, page_size, dtype=dtype, device=device)
+        case WindowKV(window=window):
+            pages = sizes.window_pages[window]
+            return PagedTensors.allocate(state, pages, page_size, dtype=dtype, device=device)
+        case Recurrent():
+            places = sizes.live_slots + sizes.checkpoint_slots
+            return RecurrentTensors.allocate(state, places, dtype=dtype, device=device)
+        case CrossKV():
+            return CrossTensors.allocate(state, sizes.cross_entries, dtype=dtype, device=device)
