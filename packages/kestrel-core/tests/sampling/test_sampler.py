@@ -1,4 +1,4 @@
-"""The sampler's edges: ties, filters, seeds, stop ids, rules, faults, aux bins."""
+"""The sampler's edges: ties, filters, seeds, stop ids, faults, aux bins."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from kestrel.config import Settings
-from kestrel.sampling import RowStatus, Sampler, SamplingParams, intersect, token_logprobs
+from kestrel.sampling import RowStatus, Sampler, SamplingParams, token_logprobs
 from kestrel.spi import Automaton, AuxOutput, Decoding, Host, LogitRule, Static, TokenSet, TokenSpec
 from kestrel.testing.capture import CaptureGuard
 from kestrel.types import Token
@@ -231,66 +231,6 @@ def test_min_tokens_bans_stop_ids_until_it_is_reached():
     assert ids == [8, 8, 3, 3]
 
 
-def test_static_windows_open_and_close_by_output_index():
-    rules = (
-        Static(allowed=TokenSet.of([6]), first=1, last=3),
-        Static(allowed=TokenSet.of([4]).but(), first=2),
-    )
-    table = torch.zeros(1, V)
-    table[0, 4] = 5.0
-
-    assert run(resolve(Decoding(rules=rules)), 5, table=table) == [4, 6, 6, 0, 0]
-
-
-def test_a_preferred_group_masks_what_is_outside_it():
-    group, unless = TokenSet.span(10, 14), TokenSet.of([0])
-    rule = LogitRule(op="prefer_group", params={"group": group, "unless": unless})
-    table = torch.full((1, V), -5.0)
-    table[0, 10:14], table[0, 5] = 1.0, 2.0  # log-sum-exp of the group 2.39
-
-    assert run(resolve(Decoding(rules=(rule,))), 1, table=table) == [10]
-    table[0, 5] = 2.5
-    assert run(resolve(Decoding(rules=(rule,))), 1, table=table) == [5]
-    table[0, 5], table[0, 0] = 2.0, 9.0
-    assert run(resolve(Decoding(rules=(rule,))), 1, table=table) == [0]
-
-
-def test_more_automata_than_are_kept_come_and_go_while_one_row_stays():
-    counts_up = Automaton(
-        classes=(), next=((1,), (2,), (0,)), mask=tuple(TokenSet.of([i]) for i in (4, 5, 6))
-    )
-    sampler = Sampler(SPEC, 2, CPU)
-    sampler.set_row(0, resolve(Decoding(rules=(counts_up,))), seed=0)
-    seen = []
-    for i in range(90):
-        passing = Automaton(classes=(), next=((0,),), mask=(TokenSet.of([i % V]),))
-        sampler.set_row(1, resolve(Decoding(rules=(passing,))), seed=0)
-        ids = sampler.sample(torch.zeros(2, V), [0, 1], torch.tensor([0, 1])).ids.tolist()
-        assert ids[1] == i % V
-        seen.append(ids[0])
-        sampler.clear_row(1)
-
-    assert seen == [4, 5, 6] * 30
-
-
-def test_host_rows_take_the_mask_they_are_given():
-    decoding = Decoding(rules=(Host(start=lambda: pytest.fail("the lane starts host rules")),))
-    sampler = Sampler(SPEC, 2, CPU)
-    sampler.set_row(0, resolve(decoding), seed=0)
-    sampler.set_row(1, resolve(), seed=0)
-    table = torch.zeros(2, V)
-    assert sampler.host_rows() == {0}
-
-    sampler.set_host_mask(0, TokenSet.of([7, 8]))
-    first = sampler.sample(table, [0, 1], torch.tensor([0, 1])).ids.tolist()
-    sampler.set_host_mask(0, TokenSet.span(0, 12).but())
-    second = sampler.sample(table, [0, 1], torch.tensor([0, 1])).ids.tolist()
-
-    assert (first, second) == ([7, 0], [12, 0])
-    sampler.clear_row(0)
-    assert sampler.host_rows() == frozenset()
-
-
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 @pytest.mark.parametrize("values", [{}, {"temperature": 1.0, "top_p": 0.9, "logprobs": True}])
 def test_non_finite_logits_fail_their_row_alone(bad, values):
@@ -309,18 +249,6 @@ def test_non_finite_logits_fail_their_row_alone(bad, values):
     assert sampled.finite.tolist() == [True, False, True]
     assert sampled.ids[[0, 2]].tolist() == clean[[0, 2]].tolist()
     assert 0 <= int(sampled.ids[1]) < V
-
-
-def test_masks_without_a_common_id_have_a_status_of_their_own():
-    rules = (Static(allowed=TokenSet.of([3])), Static(allowed=TokenSet.of([4])))
-    sampler = Sampler(SPEC, 2, CPU)
-    sampler.set_row(0, resolve(Decoding(rules=rules), temperature=1.0), seed=0)
-    sampler.set_row(1, resolve(), seed=0)
-
-    sampled = sampler.sample(logits(0, 2), [0, 1], torch.tensor([0, 1]))
-
-    assert sampled.status.tolist() == [RowStatus.EMPTY_MASK, RowStatus.OK]
-    assert "leave no token" in RowStatus.EMPTY_MASK.problem
 
 
 def test_a_model_may_mask_part_of_its_own_vocabulary():
@@ -426,13 +354,6 @@ def test_sampling_leaves_the_models_logits_as_they_are():
     run(resolve(temperature=1.0, top_p=0.5, logit_bias={2: 1.0}, repetition_penalty=1.2), 3, table=table)
 
     assert torch.equal(table, before)
-
-
-def test_intersect_keeps_what_every_set_holds():
-    sets = [TokenSet.span(2, 9), TokenSet.of([4, 5, 11]).but(), TokenSet.span(3, 30)]
-
-    assert intersect(sets, V) == TokenSet(((3, 4), (6, 9)))
-    assert intersect([], V) == TokenSet(((0, V),))
 
 
 def test_sampling_can_be_captured_whatever_its_rows_need():
