@@ -86,7 +86,8 @@ def test_one_tensor_in_two_files_is_refused(write):
 
 
 @pytest.mark.parametrize(
-    ("content", "text"), [("{", "not JSON"), ("[1]", "an object is needed"), ("\xff", "not JSON"), ("[" * 100_000, "not JSON")]
+    ("content", "text"),
+    [("{", "not JSON"), ("[1]", "an object is needed"), ("\xff", "not JSON"), ("[" * 100_000, "not JSON")],
 )
 def test_damaged_config_is_named(write, content, text):
     directory = write({"a": A})
