@@ -8,8 +8,9 @@ import pytest
 from kestrel.config import Settings
 from kestrel.errors import RequestCancelledError
 from kestrel.skills import Ladder
-from kestrel.spi import Completion, Decoding, Infer
+from kestrel.spi import Completion, Decoding, Finish, Infer
 from kestrel.types import Prepared, Token, TokenLogprobs
+from kestrel_speech.whisper.loops import LoopStop, without_loop
 from kestrel_speech.whisper.window import WindowDecoder, WindowPrompt, compression_ratio
 
 LADDER = Ladder(
@@ -124,6 +125,27 @@ def test_without_thresholds_nothing_is_thought_of_the_result(decode):
 def test_a_cancelled_window_ends_the_transcription(decode):
     with pytest.raises(RequestCancelledError):
         decode(completion(GOOD, reason="cancelled"))
+
+
+def test_a_loop_is_cut_when_nothing_better_was_found(decode):
+    loops = completion("It was. " + "Thank you. " * 30, reason="length")
+    made, asked = decode(loops, [loops] * 3, [loops] * 3)
+    assert len(asked) == 3
+    assert (made.text, made.is_loop) == ("It was. Thank you.", True)
+    assert all(len(request.decoding.acceptors) == 1 for request in asked), (
+        "and stopped while it is being said"
+    )
+
+
+def test_times_do_not_hide_a_loop():
+    ids = [270, *(i for step in range(25) for i in (65, 66, 271 + step, 271 + step))]
+    is_text = (256).__gt__
+    assert without_loop(ids, is_text) == (270, 65, 66)
+    assert without_loop(ids[:60], is_text) is None, "fifteen times are not enough"
+    assert without_loop([*ids, 67], is_text) is None, "it went on"
+    stop = LoopStop(is_text)
+    verdicts = [stop.accept(Token(i)) for i in ids]
+    assert verdicts.index(Finish("length")) == 1 + 4 * 19 + 1, "at the twentieth time"
 
 
 def test_the_ratio_is_bytes_by_compressed_bytes():

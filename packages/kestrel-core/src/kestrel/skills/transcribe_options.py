@@ -128,8 +128,13 @@ def _mapping(name: str, value: Any) -> Mapping[str, Any]:
     return MappingProxyType(dict(value))
 
 
+def _language(name: str, value: Any) -> str | None:
+    language = _text(name, value)
+    return None if language is not None and language.lower() == "auto" else language
+
+
 _CHECKS: dict[str, Callable[[str, Any], Any]] = {
-    "language": _text,
+    "language": _language,
     "task": _choice(*TASKS),
     "timestamps": _choice(*TIMESTAMPS),
     "initial_prompt": _text,

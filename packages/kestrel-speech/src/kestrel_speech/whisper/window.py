@@ -12,6 +12,7 @@ from kestrel.errors import RequestCancelledError
 from kestrel.skills import Ladder
 from kestrel.spi import Completion, Decoding, Infer, Reader, Request, TextTokenizer
 from kestrel.types import FinishReason, Media, Prepared, StreamChunk, Token, Tokens
+from kestrel_speech.whisper.loops import LoopStop, without_loop
 from kestrel_speech.whisper.tokens import SpecialIds
 
 __all__ = ["Attempt", "WindowDecoder", "WindowPrompt", "compression_ratio"]
@@ -55,7 +56,8 @@ class WindowPrompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """A decoded window. ``ids`` without the end; ``avg_logprob`` counts it."""
+    """A decoded window. ``ids`` without the end; ``avg_logprob`` counts it. ``is_loop``: it only repeated itself in
+    the end, which was cut."""
 
     ids: tuple[int, ...]
     text: str
@@ -63,6 +65,7 @@ class Attempt:
     avg_logprob: float
     compression_ratio: float
     no_speech_prob: float
+    is_loop: bool = False
 
     @property
     def scores(self) -> dict[str, float]:
@@ -76,7 +79,7 @@ class Attempt:
 
     def fails(self, ladder: Ladder) -> bool:
         """Another temperature is worth a try: the text repeats itself or is improbable, and this is no silence."""
-        repeats = _exceeds(self.compression_ratio, ladder.compression_ratio_threshold)
+        repeats = self.is_loop or _exceeds(self.compression_ratio, ladder.compression_ratio_threshold)
         if self._is_improbable(ladder) and _exceeds(self.no_speech_prob, ladder.no_speech_threshold):
             return False
         return repeats or self._is_improbable(ladder)
@@ -157,6 +160,8 @@ class WindowDecoder:
             logprobs=True,
             extra={},
         )
+        if self.ladder.compression_ratio_threshold is not None:  # repetition is looked at
+            decoding = replace(decoding, acceptors=(lambda: LoopStop(self._is_text),))
         probe = (prompt.sot_at(), (self.special.no_speech,))
         return Request(
             segments=(Media(window), Tokens(prompt.ids(self.special))),
@@ -169,16 +174,25 @@ class WindowDecoder:
         ids = tuple(token.id for token in output.tokens)
         if ids and ids[-1] == self.special.eot:
             ids = ids[:-1]
-        text = self.tokenizer.decode(self.special.text_of(ids)).strip()
+        count = len(ids) + 1
         total = sum(token.logprobs.logprob for token in output.tokens if token.logprobs is not None)
+        cut = None
+        if self.ladder.compression_ratio_threshold is not None:
+            cut = without_loop(ids, self._is_text)
+            ids = ids if cut is None else cut
+        text = self.tokenizer.decode(self.special.text_of(ids)).strip()
         return Attempt(
             ids=ids,
             text=text,
             temperature=temperature,
-            avg_logprob=total / (len(ids) + 1),
+            avg_logprob=total / count,
             compression_ratio=compression_ratio(text),
             no_speech_prob=no_speech_prob,
+            is_loop=cut is not None,
         )
+
+    def _is_text(self, token_id: int) -> bool:
+        return token_id < self.special.eot
 
 
 def _probability(output: Completion) -> float:
