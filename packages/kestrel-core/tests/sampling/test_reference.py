@@ -154,10 +154,11 @@ def rows(draw):
 
 
 @settings(max_examples=50)
-@given(st.lists(rows(), min_size=1, max_size=4), st.integers(0, 2**31), st.integers(0, 4))
-def test_every_row_of_a_batch_is_sampled_as_by_the_naive_version(batch, noise_seed, preempt_at):
+@given(st.lists(rows(), min_size=1, max_size=4), st.integers(0, 2**31), st.integers(0, 4), st.booleans())
+def test_every_row_of_a_batch_is_sampled_as_by_the_naive_version(batch, noise_seed, preempt_at, on_host):
     generator = torch.Generator().manual_seed(noise_seed)
     sampler = Sampler(SPEC, max_rows=6, device=torch.device("cpu"))
+    sampler._on_host = on_host
     places = torch.randperm(6, generator=generator)[: len(batch)].tolist()
     naive = [NaiveRow(*row) for row in batch]
     params = [SamplingParams.resolve(row[0], row[1], SPEC) for row in batch]

@@ -27,6 +27,18 @@ def logits(seed: int = 0, rows: int = 1) -> torch.Tensor:
     return torch.randn(rows, V, generator=torch.Generator().manual_seed(seed)) * 2
 
 
+@pytest.fixture(params=[True, False], ids=["on the host", "on a device"])
+def place(request, monkeypatch):
+    """Where rows are drawn: on the host, as for a CPU, or with the operations of an accelerator."""
+    start = Sampler.__init__
+
+    def begin(self, *args):
+        start(self, *args)
+        self._on_host = request.param
+
+    monkeypatch.setattr(Sampler, "__init__", begin)
+
+
 def run(params: SamplingParams, steps: int = 8, *, seed: int = 5, choice: int = 0, table=None) -> list[int]:
     """Ids of one sequence alone, in row 0."""
     sampler = Sampler(SPEC, 1, CPU)
@@ -54,10 +66,12 @@ def test_temperature_0_takes_the_lowest_id_of_equal_logits(values):
 @pytest.mark.parametrize(
     "values", [{"top_p": 1e-9}, {"top_k": 1}, {"min_p": 1.0}, {"temperature": 1e-30}, {"temperature": 1e-5}]
 )
+@pytest.mark.usefixtures("place")
 def test_a_filter_that_leaves_one_token_is_greedy(values):
     assert run(resolve(**{"temperature": 1.5, **values})) == greedy()
 
 
+@pytest.mark.usefixtures("place")
 def test_tiny_top_p_takes_the_lowest_id_of_equal_logits():
     tied = torch.zeros(1, V)
     tied[0, [4, 9, 12]] = 2.5
@@ -68,16 +82,19 @@ def test_tiny_top_p_takes_the_lowest_id_of_equal_logits():
 @pytest.mark.parametrize(
     "values", [{"top_p": 1.0}, {"top_k": 0}, {"top_k": V}, {"top_k": 10**9}, {"min_p": 0.0}]
 )
+@pytest.mark.usefixtures("place")
 def test_filters_that_are_off_change_no_draw(values):
     assert run(resolve(temperature=1.5, **values), 40) == run(resolve(temperature=1.5), 40)
 
 
+@pytest.mark.usefixtures("place")
 def test_top_k_keeps_exactly_k_tokens_when_logits_tie():
     drawn = run(resolve(temperature=1.0, top_k=3), 200, table=torch.zeros(1, V))
 
     assert set(drawn) == {0, 1, 2}
 
 
+@pytest.mark.usefixtures("place")
 def test_top_p_keeps_the_token_that_crosses_it():
     table = torch.full((1, V), -50.0)
     table[0, :3] = torch.tensor([0.5, 0.3, 0.2]).log()
@@ -97,6 +114,7 @@ def test_top_p_keeps_the_token_that_crosses_it():
         ({"top_k": 6, "top_p": 0.8}, None),
     ],
 )
+@pytest.mark.usefixtures("place")
 def test_draws_follow_the_filtered_distribution(values, kept):
     temperature, num_rows, steps = 1.3, 200, 20
     sampler = Sampler(SPEC, num_rows, CPU)

@@ -17,7 +17,8 @@ import torch
 
 from kestrel.config import MAX_TOP_LOGPROBS
 from kestrel.sampling.biases import Biases
-from kestrel.sampling.draw import draw_among, filtered, undecided
+from kestrel.sampling.draw import draw
+from kestrel.sampling.host_draw import draw_on_host
 from kestrel.sampling.masks import LogitRules, Masks
 from kestrel.sampling.params import Needs, SamplingParams
 from kestrel.sampling.penalties import Penalties
@@ -232,26 +233,14 @@ class Sampler:
         needs: Needs,
     ) -> torch.Tensor:
         """Drawn ids [N]; rows of temperature 0 keep ``greedy``."""
-        floats_N3 = self._floats.index_select(0, rows)
-        temperature_N, top_p_N, min_p_N = floats_N3.unbind(1)
-        if (
-            self._on_host and needs & Needs.SORT
-        ):  # with a low temperature most steps of most rows have no choice
-            open_rows = undecided(processed_NV, best_N, temperature_N, top_p_N)
-            if len(open_rows) < len(rows):
-                if not open_rows:
-                    return greedy_N
-                at = self._tensor(open_rows, torch.int64)
-                drawn_N = self._draw(processed_NV[at], best_N[at], greedy_N[at], rows[at], needs)
-                return greedy_N.index_copy(0, at, drawn_N)
-        scaled_NV = filtered(
-            processed_NV, best_N, temperature_N, self._top_k.index_select(0, rows), top_p_N, min_p_N, needs
-        )
-        counters = self._counters.index_select(0, rows).unbind(1)
+        floats_N3, top_k_N = self._floats.index_select(0, rows), self._top_k.index_select(0, rows)
+        counters_N3 = self._counters.index_select(0, rows)
         if self._on_host and needs & _FILTERS:
-            drawn_N = draw_among(scaled_NV, *counters)
-        else:
-            drawn_N = (scaled_NV + self._noise(*counters)).argmax(dim=1)
+            tensors = (processed_NV, best_N, greedy_N, floats_N3, top_k_N, counters_N3)
+            return draw_on_host(*(tensor.numpy() for tensor in tensors))
+        temperature_N, top_p_N, min_p_N = floats_N3.unbind(1)
+        noise_NV = self._noise(*counters_N3.unbind(1))
+        drawn_N = draw(processed_NV, best_N, noise_NV, temperature_N, top_k_N, top_p_N, min_p_N, needs)
         return torch.where(temperature_N == 0, greedy_N, drawn_N)
 
     def _advance(self, rows: torch.Tensor, ids_N: torch.Tensor, needs: Needs) -> None:
