@@ -16,6 +16,18 @@ from kestrel.errors import (
 )
 from kestrel.testing.engines import ALPHABET, ToyControls, write_toy
 
+# -- starting
+
+
+async def test_a_load_tells_device_and_dtype_in_one_log_line(toys, caplog):
+    with caplog.at_level("INFO", logger="kestrel.engine"):
+        async with toys.engine():
+            pass
+    told = [record.getMessage() for record in caplog.records if " runs on " in record.getMessage()]
+    assert len(told) == 1
+    assert "runs on cpu as float32" in told[0]
+
+
 # -- pausing
 
 

@@ -55,6 +55,14 @@ def load_model(
             f"loading {blueprint.card.model_id!r} ran out of memory on {device}: {error}. "
             f"Lower {demand.setting}, or choose a smaller dtype or model."
         ) from error
+    log.info(
+        "model %s (%s) runs on %s as %s, %.1f MiB of weights",
+        blueprint.card.model_id,
+        blueprint.family.name,
+        device,
+        str(demand.dtype).removeprefix("torch."),
+        demand.weight_bytes / 2**20,
+    )
     _warm_up(built, lane, thread, progress)
     thread.add(lane)
     return LoadedModel(blueprint, built, lane, thread, shared, ops)
