@@ -32,6 +32,11 @@ class Blocks(ABC):
     def duration_s(self) -> float | None:
         """The length of the whole recording, where it is known."""
 
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What the user should know of the recording, complete once it is read."""
+        return ()
+
     @abstractmethod
     async def more(self, count: int) -> list[Samples]:
         """The next blocks, at least ``count`` samples in all; fewer at the end, none behind it."""
@@ -51,6 +56,10 @@ class FileBlocks(Blocks):
     @property
     def duration_s(self) -> float | None:
         return self._stream.duration_s
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        return self._stream.warnings
 
     async def more(self, count: int) -> list[Samples]:
         def pull() -> list[Samples]:
@@ -165,6 +174,11 @@ class Source(Recording):
     def is_live(self) -> bool:
         """It is still going on, for all that is known."""
         return isinstance(self._blocks, LiveBlocks)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What the user should know of the recording."""
+        return self._blocks.warnings
 
     async def close(self) -> None:
         """Give the file or iterator back."""

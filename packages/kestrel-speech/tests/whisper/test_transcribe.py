@@ -11,6 +11,7 @@ from whisper_oracle import noise
 from kestrel.config import RuntimeConfig
 from kestrel.engine import SyncEngine
 from kestrel.errors import InvalidMediaError, InvalidRequestError
+from kestrel.media.audio import AudioStream
 from kestrel.plugins import PluginHost
 from kestrel.skills import builtin_skills
 from kestrel_speech import plugin
@@ -89,6 +90,11 @@ def test_a_path_is_the_same_as_its_samples(transcribe, tiny_dir, tmp_path):
     from_path, from_bytes = asyncio.run(main())
     samples = (values / np.float32(32768)).astype(np.float32)
     assert from_path == from_bytes == transcribe(samples, language="en").output
+
+
+def test_what_the_decoder_warns_of_reaches_the_caller(transcribe, monkeypatch):
+    monkeypatch.setattr(AudioStream, "warnings", property(lambda self: ("it ends early",)))
+    assert transcribe(SHORT, language="en").warnings == ("it ends early",)
 
 
 def test_a_prompt_changes_the_text_of_the_first_window_alone(transcribe):

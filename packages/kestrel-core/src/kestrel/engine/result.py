@@ -42,5 +42,5 @@ def engine_result(
         tokens=tuple(token.id for token in first.tokens),
         logprobs=tuple(t.logprobs or _CERTAIN for t in first.tokens) if scope.settings.logprobs else None,
         media=first.media,
-        warnings=warnings,
+        warnings=(*warnings, *(w for completion in completions for w in completion.warnings)),
     )

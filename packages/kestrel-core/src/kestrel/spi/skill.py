@@ -64,7 +64,8 @@ class Request:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
     """One output of one request. ``tokens`` include a sampled stop id. ``probes``: one tuple of natural-log
-    probabilities per probe. ``output``: what a step model returned, or the reader's result when there was one."""
+    probabilities per probe. ``output``: what a step model returned, or the reader's result when there was one.
+    ``warnings`` are for the user: what a composition met while it read its inputs."""
 
     tokens: tuple[Token, ...] = ()
     finish_reason: FinishReason = "stop"
@@ -75,6 +76,7 @@ class Completion:
     media: tuple[Mapping[str, Any], ...] = ()
     frames: tuple[int, ...] = ()
     durations: tuple[int, ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
 class Reader(ABC):

@@ -1,4 +1,4 @@
-"""PCM to Whisper's log-mel features. A window is padded with silence to its full length before the transform.
+"""PCM to Whisper's log-mel features. Behind the end of the sound they are 0, as in the original's last window.
 
 Letters: F frames of a window, M mel bins.
 """
@@ -26,7 +26,7 @@ N_FFT, HOP = 400, 160
 FRAMES_PER_SECOND = SAMPLE_RATE // HOP
 FLOOR = 1e-10  # of a power, before its logarithm
 RANGE = 8.0  # decades below the loudest of the window that are kept
-VERSION = b"kestrel-speech/whisper/1"  # raised when preparation changes what the encoder sees
+VERSION = b"kestrel-speech/whisper/2"  # raised when preparation changes what the encoder sees
 
 
 def prepare_audio(item: AudioItem, config: WhisperConfig) -> Prepared:
@@ -56,10 +56,12 @@ def prepare_audio(item: AudioItem, config: WhisperConfig) -> Prepared:
 
 
 def log_mel(samples: NDArray[np.float32], num_mels: int, num_frames: int) -> torch.Tensor:
-    """Features [M, F] float32 of ``samples``, padded with zeros to ``num_frames``.
+    """Features [M, F] float32 of ``samples``, at most F frames of them.
 
-    Hann windows of 25 ms every 10 ms, centred, the edges reflected; power, mel, decades. What lies more than eight
-    decades below the loudest value is raised to there; then (x + 4) / 4.
+    Hann windows of 25 ms every 10 ms, centred, the edges reflected, silence behind the end; power, mel, decades. What
+    lies more than eight decades below the loudest value is raised to there; then (x + 4) / 4. Frames that begin behind
+    the last whole one of the sound are 0, neither loud nor silent: openai-whisper and faster-whisper pad the features
+    of a short window so, and transcripts of real speech differ where they are silence instead.
     """
     padded = torch.zeros(num_frames * HOP)
     padded[: len(samples)] = torch.from_numpy(np.ascontiguousarray(samples))
@@ -68,7 +70,9 @@ def log_mel(samples: NDArray[np.float32], num_mels: int, num_frames: int) -> tor
     )
     power = spectrum.real[:, :-1].square() + spectrum.imag[:, :-1].square()
     decades = (_filters(num_mels) @ power).clamp_(min=FLOOR).log10_()
-    return decades.clamp_(min=decades.max() - RANGE).add_(4.0).div_(4.0)
+    features = decades.clamp_(min=decades.max() - RANGE).add_(4.0).div_(4.0)
+    features[:, len(samples) // HOP :] = 0.0
+    return features
 
 
 @lru_cache(maxsize=1)

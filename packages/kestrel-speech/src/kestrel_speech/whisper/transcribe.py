@@ -37,6 +37,7 @@ async def transcribe(call: Call, infer: Infer, model: Model) -> Completion:
         finish_reason=reason,
         seed=call.settings.seed or 0,
         tokens=tuple(Token(i) for i in session.ids),
+        warnings=source.warnings,
     )
 
 
