@@ -35,14 +35,14 @@ class Oracle:
         self.num_frames = 2 * self.config.max_source_positions
 
     def features(self, samples):
-        """[1, mels, frames] of a window, as the published extractor makes them."""
+        """[1, mels, frames] of a window, as the published extractor makes them; 0 behind the sound, as ours are."""
         from transformers import WhisperFeatureExtractor
 
         seconds = self.num_frames * SAMPLES_PER_FRAME // 16_000
         extractor = WhisperFeatureExtractor(feature_size=self.config.num_mel_bins, chunk_length=seconds)
-        return torch.from_numpy(
-            extractor(samples, sampling_rate=16_000, return_tensors="np")["input_features"]
-        )
+        made = extractor(samples, sampling_rate=16_000, return_tensors="np")["input_features"]
+        made[..., len(samples) // SAMPLES_PER_FRAME :] = 0.0
+        return torch.from_numpy(made)
 
     def encode(self, features):
         with torch.no_grad():
