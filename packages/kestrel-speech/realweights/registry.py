@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import os
 import shutil
 import subprocess
 import sys
@@ -13,8 +14,6 @@ import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-
-from kestrel.config import Environment
 
 __all__ = ["NotAvailable", "Sdist", "Wheel", "cache_folder", "made_once", "sha256_of", "unpack"]
 
@@ -95,11 +94,11 @@ def made_once(name: str, make: Callable[[Path], None]) -> Path:
 
 def cache_folder() -> Path:
     """Where fetched files are kept: in KESTREL_CACHE_DIR, else in the platform's place for caches."""
-    base = Environment.read().cache_dir
-    if base is None:
-        places = {"darwin": "Library/Caches", "win32": "AppData/Local"}
-        base = Path.home() / places.get(sys.platform, ".cache") / "kestrel"
-    return base / _FOLDER
+    given = os.environ.get("KESTREL_CACHE_DIR")
+    if given:
+        return Path(given).expanduser() / _FOLDER
+    places = {"darwin": "Library/Caches", "win32": "AppData/Local"}
+    return Path.home() / places.get(sys.platform, ".cache") / "kestrel" / _FOLDER
 
 
 def sha256_of(path: Path) -> str:

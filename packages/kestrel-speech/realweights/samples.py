@@ -7,7 +7,7 @@ from pathlib import Path
 
 from realweights.registry import Sdist, Wheel, made_once, unpack
 
-__all__ = ["Sample", "librivox", "recordings"]
+__all__ = ["Sample", "librivox", "pangrams", "recordings"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,6 +17,7 @@ class Sample:
     name: str
     path: Path
     text: str
+    language: str = "en"
 
 
 # "Sense and Sensibility" by Jane Austen, read for LibriVox: public domain; cut and transcribed by CMU Sphinx (BSD).
@@ -50,6 +51,14 @@ _RECORDED = {
     ),
 }
 
+# Synthetic voices in nine languages (MIT): too short and too odd for error rates, right for telling languages apart.
+_VOICES = Wheel(
+    name="pytest-audioeval",
+    version="0.1.3",
+    sha256="8b97369347232d43180dd9860189c547ccc8dedb42b7c21d511ddc5a05ef7ecc",
+)
+_PANGRAMS = {"en": "quick_brown_fox"} | dict.fromkeys("es fr hi it ja pl pt zh".split(), "pangrama")
+
 
 def librivox() -> tuple[Sample, ...]:
     """Five clips of 3 to 7 s, 16 kHz. Raises NotAvailable."""
@@ -80,6 +89,29 @@ def recordings() -> tuple[Sample, ...]:
     folder = made_once("recordings", fetch)
     return tuple(
         Sample(name=name, path=folder / f"{name}.wav", text=text) for name, text in _RECORDED.items()
+    )
+
+
+def pangrams() -> tuple[Sample, ...]:
+    """A sentence in each of nine languages, 16 kHz float32. Raises NotAvailable."""
+
+    def fetch(folder: Path) -> None:
+        members = {
+            f"pytest_audioeval/samples/audio/{code}/{name}.{kind}": folder / f"{code}.{kind}"
+            for code, name in _PANGRAMS.items()
+            for kind in ("wav", "txt")
+        }
+        unpack(_VOICES, members)
+
+    folder = made_once("pangrams", fetch)
+    return tuple(
+        Sample(
+            name=code,
+            path=folder / f"{code}.wav",
+            text=(folder / f"{code}.txt").read_text(encoding="utf-8").strip(),
+            language=code,
+        )
+        for code in _PANGRAMS
     )
 
 

@@ -7,11 +7,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))  # the oracle, which tests share
-
-PLAIN = {  # greedy, one attempt, nothing thought of the result
-    "temperature": 0, "max_tokens": 40, "compression_ratio_threshold": None, "logprob_threshold": None,
-    "no_speech_threshold": None,
-}  # fmt: skip
+sys.path.insert(0, str(Path(__file__).parents[1]))  # realweights, a tool beside the package
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -64,22 +60,11 @@ def built(tiny_dir):
     return WhisperFamily().build(card, ctx)
 
 
-def create(directory, **config):
-    """An engine over ``directory`` with this package's plugin alone."""
-    from kestrel.config import RuntimeConfig
-    from kestrel.engine import InferenceEngine
-    from kestrel.plugins import PluginHost
-    from kestrel.skills import builtin_skills
-    from kestrel_speech import plugin
-
-    host = PluginHost.from_modules({"speech": plugin}, skills=builtin_skills())
-    given = {"device": "cpu", "kv_cache_bytes": 2**24, "max_batch_size": 8, **config}
-    return InferenceEngine.create(RuntimeConfig(model_path=directory, **given), plugins=host)
-
-
 @pytest.fixture
 def transcribe(tiny_dir):
     """A function that transcribes samples in a fresh engine: one call's result, or a list for a list of calls."""
+
+    from speech_engine import PLAIN, create
 
     def run(*calls, at_once=False, directory=tiny_dir, config=None, **options):
         async def main():

@@ -1,10 +1,10 @@
-"""The Silero model, against the published TorchScript of the package silero-vad where that is installed."""
+"""The Silero model; with ``-m weights`` against the published TorchScript of the package silero-vad."""
 
-import importlib.util
 from pathlib import Path
 
 import numpy as np
 import pytest
+import realweights
 import torch
 from safetensors.torch import save_file
 
@@ -22,11 +22,11 @@ RENAMED = {
 
 @pytest.fixture(scope="module")
 def published() -> Path:
-    """The folder of the published weights."""
-    found = importlib.util.find_spec("silero_vad")
-    if found is None or found.origin is None:
-        pytest.skip("silero-vad is not installed: pip install --no-deps silero-vad==6.2.3")
-    return Path(found.origin).parent / "data"
+    """A folder of the published weights, from the package registry."""
+    try:
+        return realweights.silero()
+    except realweights.NotAvailable as error:
+        pytest.skip(f"Silero's weights cannot be had: {error}")
 
 
 @pytest.fixture
@@ -50,9 +50,10 @@ def probabilities(path, samples, size=10**9):
     return np.concatenate([*found, model.flush()])
 
 
+@pytest.mark.weights
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of TorchScript
 def test_network_agrees_with_the_published_program(published, tmp_path):
-    program = torch.jit.load(published / "silero_vad.jit")
+    program = torch.jit.load(published / "vad.jit")
     weights = {**dict(program._model.named_parameters()), **dict(program._model.named_buffers())}
     path = tmp_path / "same.safetensors"  # the published safetensors file holds another training's weights
     save_file({RENAMED[name]: value.detach().contiguous() for name, value in weights.items()}, path)
@@ -65,8 +66,9 @@ def test_network_agrees_with_the_published_program(published, tmp_path):
     np.testing.assert_allclose(probabilities(path, samples), expected, atol=1e-5)
 
 
+@pytest.mark.weights
 def test_published_weights_load_and_hear_no_speech_in_silence(published):
-    options = VadOptions(model_path=published / "silero_vad_16k.safetensors")
+    options = VadOptions(model_path=published / "vad.safetensors")
     assert speech_spans(np.zeros(160_000, np.float32), options) == []
 
 

@@ -1,0 +1,97 @@
+"""Where nobody speaks nothing is written down, and odd recordings are heard or refused clearly."""
+
+import io
+import wave
+
+import numpy as np
+import pytest
+
+from kestrel.errors import InvalidMediaError, InvalidRequestError
+
+RATE = 16000
+
+
+def noise(seconds, level):
+    return (
+        (np.random.default_rng(0).standard_normal(round(seconds * RATE)) * level)
+        .clip(-1, 1)
+        .astype(np.float32)
+    )
+
+
+def chords(seconds):
+    """A melody of three-note chords with decaying strokes: music without words."""
+    time = np.arange(round(seconds * RATE)) / RATE
+    roots = np.array([261.6, 349.2, 392.0, 220.0])[(time // 0.5).astype(int) % 4]
+    voices = sum(np.sin(2 * np.pi * roots * ratio * time) for ratio in (1.0, 1.25, 1.5))
+    return (0.2 * voices * np.exp(-3 * (time % 0.5))).astype(np.float32)
+
+
+@pytest.mark.parametrize("seconds", [0.05, 1.0, 12.0, 45.0])
+def test_silence_has_no_text(model, hear, seconds):
+    output = hear(model, np.zeros(round(seconds * RATE), np.float32), settings={})
+    assert (output["text"], output["segments"]) == ("", [])
+
+
+@pytest.mark.parametrize("seconds", [3.0, 40.0])
+def test_silence_has_no_text_behind_a_vad(model, hear, seconds):
+    output = hear(model, np.zeros(round(seconds * RATE), np.float32), vad_filter=True)
+    assert (output["text"], output["segments"]) == ("", [])
+
+
+@pytest.mark.parametrize("sound", ["quiet noise", "noise", "music"])
+def test_sound_without_words_is_empty_or_flagged(model, hear, sound):
+    made = {"quiet noise": noise(10, 0.003), "noise": noise(10, 0.1), "music": chords(10)}[sound]
+    output = hear(model, made, settings={})
+    flagged = all(s["no_speech_prob"] > 0.6 or s["avg_logprob"] < -0.7 for s in output["segments"])
+    marked = set(output["text"].lower()) <= set("♪ .()[]") or "music" in output["text"].lower()
+    assert not output["text"] or flagged or marked, output["text"]
+
+
+def test_pause_between_sentences_gets_no_text(model, librivox, hear, pcm):
+    first, second = pcm(librivox[1].path), pcm(librivox[4].path)
+    pause = noise(20, 1e-4)
+    output = hear(model, np.concatenate([first, pause, second]), timestamps="word", settings={})
+    start, end = len(first) / RATE + 0.5, (len(first) + len(pause)) / RATE - 0.5
+    inside = [
+        word["word"]
+        for segment in output["segments"]
+        for word in segment["words"]
+        if start < (word["start"] + word["end"]) / 2 < end
+    ]
+    assert inside == []
+
+
+def wav(values, rate, width=2):
+    file = io.BytesIO()
+    with wave.open(file, "wb") as output:
+        output.setparams((1 if values.ndim == 1 else values.shape[1], width, rate, 0, "NONE", ""))
+        output.writeframes(values.tobytes())
+    return file.getvalue()
+
+
+def test_odd_rates_and_channels_are_heard(librivox, hear, pcm):
+    sample = librivox[1]
+    samples = pcm(sample.path)
+    expected = hear("base", sample.path)["text"]
+    six = np.repeat((samples * 32767).astype("<i2")[:, None], 6, axis=1)
+    high = np.repeat((samples * 32767).astype("<i2"), 12)  # 192 kHz, held
+    assert hear("base", wav(six, RATE))["text"] == expected
+    assert hear("base", wav(high, 192000))["text"] == expected
+
+
+def test_no_samples_are_refused(hear):
+    with pytest.raises(InvalidMediaError, match="no samples"):
+        hear("tiny.en", wav(np.zeros(0, "<i2"), RATE))
+
+
+def test_text_named_wav_is_refused(hear, tmp_path):
+    file = tmp_path / "notes.wav"
+    file.write_text("no sound here\n" * 50)
+    with pytest.raises(InvalidMediaError, match="not audio: text"):
+        hear("tiny.en", file)
+
+
+def test_beam_search_is_refused(hear):
+    with pytest.raises(InvalidRequestError, match="beam"):
+        hear("tiny.en", np.zeros(RATE, np.float32), beam_size=5)
