@@ -12,8 +12,13 @@ import pytest
 from PIL import Image, ImageDraw
 
 ROOT = Path(__file__).resolve().parent.parent
-DISTRIBUTIONS = ("kestrel-core", "kestrel-moondream")
+DISTRIBUTIONS = tuple(sorted(path.parent.name for path in ROOT.glob("packages/*/pyproject.toml")))
 TIMEOUT_S = 60
+
+
+def import_name(distribution: str) -> str:
+    """The package that ``distribution`` holds."""
+    return "kestrel" if distribution == "kestrel-core" else distribution.replace("-", "_")
 
 
 def run(*command: object, cwd: Path, env: dict[str, str] | None = None) -> str:
@@ -79,7 +84,7 @@ def environment() -> dict[str, str]:
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
 def test_wheel_holds_its_package_its_licence_and_its_types(wheels: dict[str, Path], name: str):
     files = set(zipfile.ZipFile(wheels[name]).namelist())
-    package = name.replace("-", "_") if name != "kestrel-core" else "kestrel"
+    package = import_name(name)
     licences = [file for file in files if file.endswith(".dist-info/licenses/LICENSE")]
     assert {f"{package}/__init__.py", f"{package}/py.typed"} <= files
     assert len(licences) == 1
@@ -87,11 +92,22 @@ def test_wheel_holds_its_package_its_licence_and_its_types(wheels: dict[str, Pat
 
 
 def test_installed_wheels_are_imported_from_their_own_environment(elsewhere: Path, tmp_path: Path):
-    code = (
-        "import kestrel, kestrel_moondream, torch; print(kestrel.__path__[0], kestrel_moondream.__path__[0])"
-    )
-    for folder in run(elsewhere, "-c", code, cwd=tmp_path, env=environment()).split():
+    names = [import_name(distribution) for distribution in DISTRIBUTIONS]
+    code = f"import torch, {', '.join(names)}; print(*(m.__path__[0] for m in ({', '.join(names)})))"
+    folders = run(elsewhere, "-c", code, cwd=tmp_path, env=environment()).split()
+    assert len(folders) == len(names)
+    for folder in folders:
         assert elsewhere.parent.parent in Path(folder).parents
+
+
+def test_installed_families_list_their_models_without_torch(elsewhere: Path, tmp_path: Path):
+    code = (
+        "import sys; from kestrel.plugins import PluginHost; host = PluginHost.load(); "
+        "print(*(entry.name for entry in host.catalog()), host.failures(), 'torch' in sys.modules, sep='\\n')"
+    )
+    *names, failures, has_torch = run(elsewhere, "-c", code, cwd=tmp_path, env=environment()).splitlines()
+    assert {"kestrel/nano", "Qwen/Qwen3.5-0.8B", "openai/whisper-small"} <= set(names)
+    assert (failures, has_torch) == ("", "False")
 
 
 def test_installed_command_answers_a_question_with_the_embedded_model(elsewhere: Path, tmp_path: Path):
