@@ -5,7 +5,7 @@ import wave
 
 import numpy as np
 import pytest
-from conftest import PLAIN, create
+from speech_engine import PLAIN, create
 from whisper_oracle import noise
 
 from kestrel.config import RuntimeConfig
