@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Coroutine, Mapping, Sequence
 from types import TracebackType
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from kestrel.config import Environment, RuntimeConfig
 from kestrel.engine.calls import CallRunner
 from kestrel.engine.fleet import Fleet, ProgressReport
+from kestrel.engine.loop_thread import check_process
 from kestrel.engine.media import PreparedMedia
 from kestrel.engine.router import Router
 from kestrel.engine.streams import EngineStream
@@ -73,6 +75,7 @@ class InferenceEngine(AsyncVerbs):
         self.fleet = fleet
         self._calls = calls
         self._loop = loop
+        self._pid = os.getpid()
         self._default = ModelHandle(self, fleet.default_id)
         self._is_stopping = False
         self._shutting = asyncio.Lock()
@@ -182,6 +185,7 @@ class InferenceEngine(AsyncVerbs):
         return self._calls
 
     def _check_loop(self) -> None:
+        check_process(self._pid)
         if asyncio.get_running_loop() is not self._loop:
             raise InvalidRequestError(
                 "the engine belongs to the event loop that created it, and was used on another one. Create it where "

@@ -8,6 +8,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import torch
 
@@ -17,7 +18,7 @@ from kestrel.engine.building import load_model
 from kestrel.engine.loaded import LoadedModel, Shared
 from kestrel.engine.loading import ProgressReport, survey
 from kestrel.engine.memory import plan_memory, return_memory
-from kestrel.engine.pool import CpuPool
+from kestrel.engine.pool import CpuPool, on_thread
 from kestrel.engine.router import Router
 from kestrel.engine.slots import Phase, Slot
 from kestrel.errors import (
@@ -191,9 +192,10 @@ class Fleet:
         slot.stop_clock()
         model, slot.model, slot.phase = slot.model, None, Phase.UNLOADED
         log.info("model %s is unloaded %s", slot.model_id, why)
-        await asyncio.to_thread(model.close, EngineStoppedError(f"model {slot.model_id!r} was unloaded"))
+        gone = EngineStoppedError(f"model {slot.model_id!r} was unloaded")
+        await on_thread(partial(model.close, gone))
         del model
-        await asyncio.to_thread(return_memory, slot.device)
+        await on_thread(partial(return_memory, slot.device))
 
     def _watch_idle(self, slot: Slot) -> None:
         """A model's last user has left: start the clock of ``idle_unload_s``."""
@@ -243,7 +245,7 @@ class Fleet:
         async with self._pausing:
             self._shared.running.clear()
             for thread in list(self._threads.values()):
-                await asyncio.to_thread(thread.pause)
+                await on_thread(thread.pause)
 
     async def resume(self) -> None:
         """Launches again."""
@@ -262,10 +264,10 @@ class Fleet:
                 slot.stop_clock()
                 model, slot.model, slot.phase = slot.model, None, Phase.STOPPED
                 if model is not None:
-                    await asyncio.to_thread(model.close, error)
+                    await on_thread(partial(model.close, error))
             threads, self._threads = list(self._threads.values()), {}
             for thread in threads:
-                await asyncio.to_thread(thread.stop)
+                await on_thread(thread.stop)
 
 
 def _load_ended(slot: Slot, task: asyncio.Task[None]) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import os
 import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from kestrel.errors import EngineStoppedError, InvalidRequestError
 
-__all__ = ["LoopThread"]
+__all__ = ["LoopThread", "check_process"]
 
 R = TypeVar("R")
 
@@ -23,6 +24,7 @@ class LoopThread:
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
+        self._pid = os.getpid()
         self._lock = threading.Lock()
         self._is_stopping = False
         self._thread = threading.Thread(target=self._loop.run_forever, name="kestrel-sync", daemon=True)
@@ -46,6 +48,7 @@ class LoopThread:
             raise
 
     def _submit(self, coroutine: Coroutine[Any, Any, R]) -> concurrent.futures.Future[R]:
+        check_process(self._pid)
         if threading.current_thread() is self._thread:
             raise InvalidRequestError(
                 "the synchronous engine was called on its own event loop, where waiting would never end. "
@@ -58,6 +61,8 @@ class LoopThread:
 
     def stop(self) -> None:
         """End the loop: what runs on it may finish cleaning up, then it is cancelled. Idempotent; any other thread."""
+        if os.getpid() != self._pid:  # a forked process has nothing of it to end
+            return
         with self._lock:
             is_first, self._is_stopping = not self._is_stopping, True
         if is_first:
@@ -69,6 +74,8 @@ class LoopThread:
 
     def abandon(self, last: Callable[[bool], Coroutine[Any, Any, None]]) -> None:
         """Run ``last(False)``, then ``stop``, without waiting for it."""
+        if os.getpid() != self._pid:
+            return
         threading.Thread(target=self._end, args=(last,), name="kestrel-sync-end", daemon=True).start()
 
     def _end(self, last: Callable[[bool], Coroutine[Any, Any, None]]) -> None:
@@ -87,6 +94,15 @@ async def _wind_down() -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
     await loop.shutdown_asyncgens()
     await loop.shutdown_default_executor()
+
+
+def check_process(pid: int) -> None:
+    """EngineStoppedError outside process ``pid``: threads do not survive a fork."""
+    if os.getpid() != pid:
+        raise EngineStoppedError(
+            f"the engine was created in process {pid} and is used in a process forked from it, where none of its "
+            "threads run. Create an engine in each process, or start processes with multiprocessing's spawn"
+        )
 
 
 def _stopped() -> EngineStoppedError:

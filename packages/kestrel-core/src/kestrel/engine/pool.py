@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from kestrel.errors import EngineStoppedError
 
-__all__ = ["CpuPool"]
+__all__ = ["CpuPool", "on_thread"]
 
 R = TypeVar("R")
 
@@ -26,7 +26,13 @@ class CpuPool:
     async def run(self, fn: Callable[[], R]) -> R:
         """``fn()``. A caller that is cancelled leaves a function that has begun to end by itself."""
         self._check()
-        return await asyncio.wrap_future(self._executor.submit(self._begin, fn))
+        try:
+            begun = self._executor.submit(self._begin, fn)
+        except RuntimeError as error:  # the interpreter is ending: no thread takes anything on any more
+            raise EngineStoppedError(
+                f"nothing new can be begun: {error}. Ask before the program ends"
+            ) from error
+        return await asyncio.wrap_future(begun)
 
     def close(self) -> None:
         """Refuse what is to come and what waits, with EngineStoppedError; what runs ends by itself. Idempotent."""
@@ -40,3 +46,12 @@ class CpuPool:
     def _check(self) -> None:
         if self._closed:
             raise EngineStoppedError("the engine was shut down before the request finished")
+
+
+async def on_thread(fn: Callable[[], R]) -> R:
+    """``fn()`` on some other thread; on this one when the interpreter is ending and there are no more."""
+    try:
+        begun = asyncio.get_running_loop().run_in_executor(None, fn)
+    except RuntimeError:
+        return fn()
+    return await begun

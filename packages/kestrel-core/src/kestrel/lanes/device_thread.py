@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
+import os
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -22,6 +25,7 @@ log = logging.getLogger("kestrel.lanes")
 R = TypeVar("R")
 
 LONGEST_SLEEP_S = 60.0
+AT_EXIT_S = 10.0  # for the step that a thread is in when the interpreter ends
 
 
 class DeviceThread:
@@ -39,19 +43,26 @@ class DeviceThread:
         self._paused = False
         self._stopping = False
         self._broke = False
+        self._pid = os.getpid()
         self.on_lost: Callable[[Lane, BaseException], None] = _untold
         self._thread = threading.Thread(target=self._run, name=f"kestrel-{name}", daemon=True)
 
     # -- any thread
 
     def start(self) -> None:
-        """Begin to tick."""
+        """Begin to tick. It ends with the interpreter, if nobody stops it before."""
+        self._pid = os.getpid()
         self._thread.start()
+        _running.add(self)
 
     @property
     def is_alive(self) -> bool:
         """The thread runs."""
         return self._thread.is_alive() and not self._broke
+
+    def is_of(self, pid: int) -> bool:
+        """The thread was started in process ``pid``; forked ones have none of it, and perhaps a lock that it held."""
+        return self._pid == pid
 
     def add(self, lane: Lane) -> None:
         """Tick ``lane`` from now on."""
@@ -190,6 +201,18 @@ class DeviceThread:
         wait = min([LONGEST_SLEEP_S, *(max(0.0, at - now) for at in due)])
         with self._changed:
             self._changed.wait_for(lambda: self._stirred or self._stopping, wait)
+
+
+_running: weakref.WeakSet[DeviceThread] = weakref.WeakSet()
+
+
+def _end_all() -> None:
+    """A thread that is inside torch when the interpreter ends takes the process down with SIGABRT."""
+    for thread in [thread for thread in _running if thread.is_of(os.getpid())]:
+        thread.stop(AT_EXIT_S)
+
+
+atexit.register(_end_all)
 
 
 def _untold(lane: Lane, error: BaseException) -> None:
