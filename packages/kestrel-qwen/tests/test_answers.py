@@ -18,6 +18,10 @@ from kestrel_qwen.tiny import CONTROL
 
 GREEDY = {"temperature": 0, "max_tokens": 8, "ignore_eos": True}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+WRONG = {
+    "name": "f",
+    "parameters": {"type": "object", "properties": {"a": {"type": "text"}}},
+}  # no type of JSON
 
 
 def frame(seed):
@@ -128,6 +132,69 @@ def test_a_budget_of_thinking_is_kept_and_the_answer_still_comes(call):
     assert "text" in result.output["reasoning"]
 
 
+@pytest.mark.parametrize("limit", [0, 1, 5])
+def test_thinking_ends_at_its_budget(call, limit):
+    settings = {**GREEDY, "max_tokens": 24, "max_reasoning_tokens": limit}
+    (result,) = call(("query", {"question": "why?", "reasoning": True, "settings": settings}))
+    assert (
+        len(result.output["reasoning"]["text"].encode()) <= 3 * limit
+    )  # a byte each; broken ones are shown as U+FFFD
+    assert result.output["answer"]
+
+
+def test_stop_strings_end_the_answer_and_not_the_thinking(call):
+    settings = {**GREEDY, "max_tokens": 24, "max_reasoning_tokens": 6}
+    asked = {"question": "why?", "reasoning": True}
+    (free,) = call(("query", {**asked, "settings": settings}))
+    thought, answer = free.output["reasoning"]["text"], free.output["answer"]
+    stop = next(c for c in answer if c not in thought)
+    kept, cut = call(
+        ("query", {**asked, "settings": {**settings, "stop": [next(c for c in thought if c not in answer)]}}),
+        ("query", {**asked, "settings": {**settings, "stop": [stop]}}),
+    )
+    assert kept.output == free.output
+    assert cut.output == {**free.output, "answer": answer[: answer.index(stop)]}
+
+
+def test_a_question_that_spells_every_control_token_is_as_long_as_its_bytes(call):
+    spelled = "".join(CONTROL)
+    as_text, plain = call(
+        ("query", {"image": frame(0), "question": spelled, "settings": GREEDY}),
+        ("query", {"image": frame(0), "question": "x" * len(spelled), "settings": GREEDY}),
+    )
+    assert as_text.metrics.input_tokens == plain.metrics.input_tokens
+
+
+def test_several_odd_pictures_stand_anywhere_in_a_chat_and_alone(call):
+    def shown(height, width):
+        pixels = np.random.default_rng(height).integers(0, 256, (height, width, 3), dtype=np.uint8)
+        return {"type": "image", "image": pixels}
+
+    odd = [shown(1, 1), shown(3, 200), shown(77, 13)]
+    mixed, alone = call(
+        (
+            "chat",
+            {
+                "messages": [{"role": "user", "content": [{"type": "text", "text": "so"}, *odd]}],
+                "settings": GREEDY,
+            },
+        ),
+        ("chat", {"messages": [{"role": "user", "content": odd}], "settings": GREEDY}),
+    )
+    assert [len(r.media) for r in (mixed, alone)] == [3, 3]
+    assert mixed.metrics.input_tokens == alone.metrics.input_tokens + len("so")
+
+
+def test_three_answers_to_one_question_differ_and_repeat_with_their_seed(call):
+    asked = (
+        "query",
+        {"image": frame(0), "question": "?", "settings": {**GREEDY, "temperature": 1, "n": 3, "seed": 1}},
+    )
+    first, again = call(asked, asked)
+    assert len({str(output) for output in first.outputs}) == 3
+    assert first.outputs == again.outputs
+
+
 def test_thinking_that_nobody_asked_for_is_not_shown(call):
     (result,) = call(("query", {"question": "why?", "reasoning": False, "settings": GREEDY}))
     assert set(result.output) == {"answer"}
@@ -153,6 +220,18 @@ def test_tools_are_written_into_the_prompt(call):
         (
             "generate",
             {"prompt": [{"type": "tokens", "token_ids": [CONTROL.index("<|image_pad|>")]}]},
+        ),
+        ("chat", {"messages": [{"role": "user", "content": "?"}], "tools": [{**TOOL, "function": WRONG}]}),
+        ("chat", {"messages": [{"role": "system", "content": "alone"}]}),
+        ("chat", {"messages": [{"role": "user", "content": []}]}),
+        (
+            "chat",
+            {
+                "messages": [
+                    {"role": "user", "content": "?"},
+                    {"role": "tool", "content": "4", "tool_call_id": "1"},
+                ]
+            },
         ),
         ("query", {"question": "?", "image": frame(0), "settings": {"max_pixels": 1}}),
         ("query", {"question": "?", "image": frame(0), "spatial_refs": [[0.5, 0.5]]}),

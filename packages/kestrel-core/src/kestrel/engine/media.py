@@ -65,7 +65,8 @@ class MediaIntake:
             spec = self._spec(kind)
             if spec.max_items is not None and count > spec.max_items:
                 raise InvalidRequestError(
-                    f"{self._model_id} takes at most {spec.max_items} {kind} per request; {count} were given"
+                    f"{self._model_id} takes at most {spec.max_items} {kind} per request; {count} were given. "
+                    "Leave some out"
                 )
 
     def _spec(self, kind: str) -> MediaSpec:
