@@ -201,6 +201,15 @@ def test_answers_do_not_depend_on_batching_chunks_or_the_cache(ask):
         assert [(r.tokens, r.output) for r in ask(calls, **how)] == plain, how
 
 
+def test_a_deterministic_engine_gives_the_same_bits_alone_and_batched(ask):
+    settings = {**GREEDY, "ignore_eos": True, "logprobs": True}
+    calls = [("generate", {"prompt": "abc " * (i + 1), "settings": settings}) for i in range(3)]
+    calls += [("query", {"image": picture(i), "question": "Why?", "settings": settings}) for i in range(3)]
+    config = {"deterministic": True, "enable_prefix_cache": False}
+    alone, batched = ask(calls, **config), ask(calls, at_once=True, **config)
+    assert [result.logprobs for result in batched] == [result.logprobs for result in alone]
+
+
 def test_asking_twice_from_a_warm_cache_changes_nothing(ask):
     first, *_, again = ask(
         [query(picture(0), q) for q in ("what is in the picture?", "why?", "what is in the picture?")]

@@ -236,7 +236,8 @@ class RuntimeConfig:
     streams, 1 on CPU. ``ops`` overrides the provider per op: {"paged_attention": "reference"}. ``chat_template``
     "checkpoint": prompts by the checkpoint's own template, where its family can run one, instead of the family's.
     ``deterministic``: launches of fixed shapes, pictures and prefills one at a time, so that an answer does not depend
-    on who else is served; slower. ``strict_ops``: an error where an accelerator would run a plain-torch reference.
+    on who else is served; slower. Without ``enable_prefix_cache``, whose hits change how prompts are cut, that holds to
+    the last bit. ``strict_ops``: an error where an accelerator would run a plain-torch reference.
 
     Parsed for what is to come: no release captures programs yet, so ``decode_path`` "auto" and "native" are one,
     "generated" is refused when an engine is made, and ``enable_cuda_graphs`` changes nothing; ``adapters`` are refused.

@@ -148,6 +148,24 @@ def test_groups_of_decode_rows_compute_what_one_group_does(monkeypatch):
     assert len(grouped.memo["decode"]) == 3
 
 
+def test_a_row_of_a_deterministic_launch_is_computed_as_if_it_were_alone():
+    lengths = (3, 70, 40, 200, 64, 1)
+    view = make_view(ViewShape(rows=rows(*((1, length) for length in lengths))), 1, CPU, torch.float32)
+    view = replace(view, limits=replace(view.limits, is_deterministic=True))
+    q_THD = torch.randn((len(lengths), 4, 16), generator=torch.Generator().manual_seed(0))
+    together = paged_attention(q_THD, view, 0, 0.25)
+    for b, row in enumerate(view.extents):
+        alone = replace(
+            view,
+            extents=(row,),
+            page_table_BN=view.page_table_BN[b : b + 1],
+            computed_B=view.computed_B[b : b + 1],
+            slots_T=view.slots_T[b : b + 1],
+            cu_seqlens=torch.tensor([0, 1], dtype=torch.int32),
+        )
+        assert torch.equal(paged_attention(q_THD[b : b + 1], alone, 0, 0.25)[0], together[b]), row
+
+
 def test_row_numbers_do_not_overflow_32_bits():
     table = torch.tensor([[2_000_000]], dtype=torch.int32)
     rows = rows_of_positions(table, torch.tensor([[3]]), 128, 16)

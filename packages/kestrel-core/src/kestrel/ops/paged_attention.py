@@ -5,6 +5,7 @@ Letters: B sequences, T tokens, H query heads, K key/value heads, D head dim, J 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -23,6 +24,8 @@ from kestrel.spi.batch import PagedView
 __all__ = ["PAGED_ATTENTION", "paged_attention"]
 
 CACHE_NUMBERS = 2**18  # keys of one group: 1 MiB of float32, half of a common CPU core's second-level cache
+
+SPAN_STEP = 64  # of deterministic launches: few groups, and little that is computed for nothing
 
 
 def paged_attention(
@@ -101,12 +104,25 @@ def _stage_decode(view: PagedView) -> list[_Group]:
     assert len(lengths) == view.computed_B.shape[0], (
         "a decode launch has an extent per row, dead rows included"
     )
+    if view.limits.is_deterministic:
+        return _stage_by_own_length(view, lengths)
     per_position = view.k_LPKSD.shape[2] * view.k_LPKSD.shape[-1]
     budget = CACHE_NUMBERS // per_position if view.k_LPKSD.device.type == "cpu" else None
     groups, start = [], 0
     for end in _cuts(lengths, budget):
         part = lengths[start:end]
         groups.append(_stage_group(view, start, end, max(part), min(part)))
+        start = end
+    return groups
+
+
+def _stage_by_own_length(view: PagedView, lengths: list[int]) -> list[_Group]:
+    """Neighbours share a group where their rounded lengths agree: what a row sums over is its own affair."""
+    spans = [-(-length // SPAN_STEP) * SPAN_STEP for length in lengths]
+    groups, start = [], 0
+    for span, rows in itertools.groupby(spans):
+        end = start + len(list(rows))
+        groups.append(_stage_group(view, start, end, span, None))
         start = end
     return groups
 

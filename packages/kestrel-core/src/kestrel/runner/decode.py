@@ -50,9 +50,11 @@ class DecodeStage:
         max_len: int,
         tracks_life: bool,
         device: torch.device,
+        is_deterministic: bool = False,
     ) -> None:
         self._states, self._rows, self._device = states, rows, device
         self.size, self._max_len = size, max_len
+        self._is_deterministic = is_deterministic
         self._num_positions = position_rows
         self._moving = position_rows + len(states.groups)
         self._block = Mirror((self._moving + 1, size), np.int64, device)
@@ -189,6 +191,7 @@ class DecodeStage:
             max_tokens=self.size,
             max_query_len=1,
             max_context_len=self._ceiling,
+            is_deterministic=self._is_deterministic,
         )
         places = Places(
             computed_B=self._small.tensor[0],

@@ -79,6 +79,7 @@ class Runner:
                 max_len=self._max_len,
                 tracks_life=self._overlaps,
                 device=self._device,
+                is_deterministic=self._pads,
             )
         return self._stages[size]
 

@@ -17,12 +17,16 @@ __all__ = ["Batch", "CrossView", "Limits", "PagedView", "RecurrentView", "RowExt
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Ceilings of a launch, known on the host. Python under ``forward`` may branch on these alone."""
+    """Ceilings of a launch, known on the host. Python under ``forward`` may branch on these alone.
+
+    ``is_deterministic``: how a row is computed must not depend on the other rows, down to the order of sums.
+    """
 
     max_rows: int
     max_tokens: int
     max_query_len: int
     max_context_len: int
+    is_deterministic: bool = False
 
     @property
     def is_decode(self) -> bool:
