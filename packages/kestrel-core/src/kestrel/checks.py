@@ -70,7 +70,11 @@ def _within(name: str, value: float, low: float | None, high: float | None, open
     too_high = high is not None and value > high
     if too_low or too_high:
         bounds = [] if low is None else [f"{'above' if open_low else 'at least'} {low:g}"]
-        bounds += [] if high is None or (high > MANY and not too_high) else [f"at most {high:.19g}"]
+        bounds += (
+            []
+            if high is None or (high > MANY and not too_high)
+            else [f"at most {high if isinstance(high, int) else format(high, 'g')}"]
+        )
         raise InvalidRequestError(f"{name} is {shown(value)}; it must be {' and '.join(bounds)}")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -82,6 +83,12 @@ def test_when_no_file_can_be_read_no_model_is_loaded(run: Any, engine: Any) -> N
     assert ran.code == 2
     assert ran.err == "error: cannot read 'missing.png': there is no such file\n"
     assert not engine.was_stopped
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
+def test_a_named_pipe_is_no_file_and_not_waited_for(run: Any, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    assert "it is no file; pipe it into '-'" in run("caption", tmp_path / "pipe").err
 
 
 @pytest.mark.parametrize(("error", "code"), [(InvalidRequestError("no"), 2), (ModelFaultError("no"), 1)])

@@ -65,7 +65,11 @@ def _picture(name: str, what: str) -> Picture:
     path = Path(name)
     if path.is_file():
         return Picture(name=name, source=path)
-    what = "it is a directory; name the files in it" if path.is_dir() else "there is no such file"
+    what = "there is no such file"
+    if path.exists():
+        what = "it is no file; pipe it into '-'"
+    if path.is_dir():
+        what = "it is a directory; name the files in it"
     return Picture(name=name, error=InvalidMediaError(f"cannot read {name!r}: {what}"))
 
 
