@@ -137,6 +137,18 @@ def test_a_loop_is_cut_when_nothing_better_was_found(decode):
     )
 
 
+def test_a_loop_where_no_speech_is_likely_is_silence(decode):
+    made, asked = decode(completion(". " * 30, logprob=-0.1, no_speech=0.9, reason="length"))
+    assert len(asked) == 1
+    assert made.is_silence(LADDER)
+
+
+def test_of_several_samples_one_without_a_loop_is_kept(decode):
+    loop = completion("no " * 30, logprob=-0.1, reason="length")
+    made, _ = decode(loop, [loop, completion(GOOD, logprob=-0.9), loop])
+    assert made.text == GOOD
+
+
 def test_times_do_not_hide_a_loop():
     ids = [270, *(i for step in range(25) for i in (65, 66, 271 + step, 271 + step))]
     is_text = (256).__gt__

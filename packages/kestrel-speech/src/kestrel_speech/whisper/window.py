@@ -79,16 +79,19 @@ class Attempt:
 
     def fails(self, ladder: Ladder) -> bool:
         """Another temperature is worth a try: the text repeats itself or is improbable, and this is no silence."""
-        repeats = self.is_loop or _exceeds(self.compression_ratio, ladder.compression_ratio_threshold)
-        if self._is_improbable(ladder) and _exceeds(self.no_speech_prob, ladder.no_speech_threshold):
+        repeats = _exceeds(self.compression_ratio, ladder.compression_ratio_threshold)
+        is_doubtful = self.is_loop or self._is_improbable(ladder)
+        if is_doubtful and _exceeds(self.no_speech_prob, ladder.no_speech_threshold):
             return False
-        return repeats or self._is_improbable(ladder)
+        return repeats or is_doubtful
 
     def is_silence(self, ladder: Ladder) -> bool:
-        """Nothing was said: no speech is likely, and the text is not likely."""
+        """Nothing was said: no speech is likely, and the text is not likely, or the same again and again."""
         if not _exceeds(self.no_speech_prob, ladder.no_speech_threshold):
             return False
-        return ladder.logprob_threshold is None or not self.avg_logprob > ladder.logprob_threshold
+        if self.is_loop or ladder.logprob_threshold is None:
+            return True
+        return not self.avg_logprob > ladder.logprob_threshold
 
     def _is_improbable(self, ladder: Ladder) -> bool:
         return ladder.logprob_threshold is not None and self.avg_logprob < ladder.logprob_threshold
@@ -138,7 +141,7 @@ class WindowDecoder:
                 no_speech = _probability(outputs[0])
             made = max(
                 (self._attempt(output, temperature, no_speech) for output in outputs),
-                key=lambda attempt: attempt.avg_logprob,
+                key=lambda attempt: (not attempt.is_loop, attempt.avg_logprob),
             )
             if not made.fails(self.ladder):
                 break
