@@ -1,7 +1,9 @@
 """Single windows through the engine against transformers: ids, prompts, languages, scores."""
 
 import math
+from collections import Counter
 
+import numpy as np
 import pytest
 from whisper_oracle import noise
 
@@ -63,3 +65,15 @@ def test_scores_are_means_over_what_the_rules_left(transcribe, oracle):
     total = sum(float(chances[i, token]) for i, token in enumerate(ids))
     total += float(chances[len(ids), oracle.id["endoftext"]]) if len(ids) < 40 else 0.0
     assert result.output["avg_logprob"] == pytest.approx(total / (len(ids) + 1), abs=1e-3)
+
+
+def test_the_language_may_be_what_most_windows_seem_to_be_in(transcribe, oracle):
+    samples = np.concatenate([noise(seed, 3.0) for seed in range(20, 25)])
+    detected = [oracle.detect(samples[i * 48_000 : (i + 1) * 48_000]) for i in range(5)]
+    options = {"language_detection_segments": 5, "language_detection_threshold": 1.0}
+    counts = Counter(code for code, _ in detected).most_common()
+    output = transcribe(samples, **options).output
+    assert output["language"] in {code for code, count in counts if count == counts[0][1]}
+    first = next(i for i, (_, chance) in enumerate(detected) if chance > 0.5)
+    options = {"language_detection_segments": 5, "language_detection_threshold": 0.5}
+    assert transcribe(samples, **options).output["language"] == detected[first][0]

@@ -37,7 +37,8 @@ async def batched(recording: Recording, session: Session, *, with_times: bool) -
             held = Held(await speech.read(0, speech.known_length or 0), speech)
             recording.forget(spans[-1][1])
             if session.language is None:
-                await session.settle_language(await session.prepare(await held.read(0, _window(session))))
+                first = await session.prepare(await held.read(0, _window(session)))
+                session.language, session.language_probability = await session.listen(first, held, 0)
             if len(under_way) >= session.options.batch_size:
                 await finish()
             end = recording.seconds_at(spans[-1][1], is_end=True)

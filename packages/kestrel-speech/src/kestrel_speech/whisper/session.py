@@ -12,6 +12,7 @@ from kestrel.spi import AudioItem, Call, Infer, TextTokenizer
 from kestrel.types import ChunkKind, Prepared, StreamChunk
 from kestrel_speech.recording import SAMPLE_RATE, Recording, Samples
 from kestrel_speech.whisper.config import WhisperConfig
+from kestrel_speech.whisper.features import HOP
 from kestrel_speech.whisper.language import detect_language
 from kestrel_speech.whisper.languages import language_code
 from kestrel_speech.whisper.rules import WindowRules, rule_options
@@ -132,9 +133,37 @@ class Session:
         model = self.model
         return await detect_language(window, self.infer, model.special, model.rules.language, self.settings)
 
-    async def settle_language(self, window: Prepared) -> None:
-        """Detect the language and keep it."""
-        self.language, self.language_probability = await self.detect(window)
+    async def listen(self, window: Prepared, recording: Recording, seek: int) -> tuple[str, float | None]:
+        """The language of ``window``, which is at frame ``seek``: the settled one, else what it sounds like.
+
+        ``language_detection_segments`` above 1 settles it at once: by the first of so many windows that is clear
+        (``language_detection_threshold``), else by the language that most of them seem to be in.
+        """
+        if self.language is not None:
+            return self.language, self.language_probability
+        code, probability = await self.detect(window)
+        if self.options.language_detection_segments > 1:
+            code, probability = await self._vote(recording, seek, code, probability)
+            self.language, self.language_probability = code, probability
+        return code, probability
+
+    async def _vote(
+        self, recording: Recording, seek: int, code: str, probability: float
+    ) -> tuple[str, float]:
+        votes = {code: [probability]}
+        samples = self.model.config.num_frames * HOP
+        for ahead in range(1, self.options.language_detection_segments):
+            if probability > self.options.language_detection_threshold:
+                return code, probability
+            part = await recording.read(seek * HOP + ahead * samples, samples)
+            if len(part) < HOP:
+                break
+            code, probability = await self.detect(await self.prepare(part))
+            votes.setdefault(code, []).append(probability)
+        if probability > self.options.language_detection_threshold:
+            return code, probability
+        chosen = max(votes, key=lambda code: (len(votes[code]), sum(votes[code])))
+        return chosen, max(votes[chosen])
 
     async def decode(
         self, window: Prepared, prompt: WindowPrompt, *, shows: bool = False, attempts: int | None = None

@@ -96,9 +96,7 @@ class Walk:
         """The window's features and prompt; its language, unless that is settled."""
         session = self.session
         prepared = await session.prepare(await recording.read(seek * HOP, size * HOP))
-        language, probability = session.language, session.language_probability
-        if language is None:
-            language, probability = await session.detect(prepared)
+        language, probability = await session.listen(prepared, recording, seek)
         prompt = WindowPrompt(
             task=session.options.task,
             language=language,
