@@ -136,4 +136,5 @@ class Decoder(nn.Module):
     ) -> None:
         """Fill the cross entries of ``views`` with what every layer reads of encoder rows."""
         for block in self.layers:
+            assert isinstance(block, DecoderBlock)
             block.encoder_attn.write(rows_RC, lengths, views)

@@ -36,19 +36,22 @@ MAX_WINDOWS = 8  # of one encoder launch: 0.5 GiB of activations in large models
 
 def spec_of(config: WhisperConfig, eot: int) -> TokenSpec:
     """What a checkpoint of ``config`` needs and makes; ``eot`` ends a text."""
-    shape = {
-        "layers": config.decoder_layers,
-        "kv_heads": config.decoder_heads,
-        "head_dim": config.dim // config.decoder_heads,
-    }
+    layers, heads = config.decoder_layers, config.decoder_heads
+    head_dim = config.dim // heads
     return TokenSpec(
         vocab_size=config.vocab_size,
         hidden_size=config.dim,
         max_positions=config.text_context,
         eos_ids=frozenset({eot}),
         states=(
-            PagedKV(name=TEXT_STATE, **shape),
-            CrossKV(name=AUDIO_STATE, max_len=config.audio_context, **shape),
+            PagedKV(name=TEXT_STATE, layers=layers, kv_heads=heads, head_dim=head_dim),
+            CrossKV(
+                name=AUDIO_STATE,
+                layers=layers,
+                kv_heads=heads,
+                head_dim=head_dim,
+                max_len=config.audio_context,
+            ),
         ),
         media=(MediaSpec(kind=AUDIO, into="cross", max_items=1, max_cost=MAX_WINDOWS),),
     )

@@ -128,42 +128,41 @@ class Session:
         """The features of a window."""
         return await self.infer.prepare(AudioItem(samples=samples, sample_rate=SAMPLE_RATE))
 
-    async def detect(self, window: Prepared) -> tuple[str, float]:
-        """The language of ``window`` and its probability."""
-        model = self.model
-        return await detect_language(window, self.infer, model.special, model.rules.language, self.settings)
-
     async def listen(self, window: Prepared, recording: Recording, seek: int) -> tuple[str, float | None]:
         """The language of ``window``, which is at frame ``seek``: the settled one, else what it sounds like.
 
-        ``language_detection_segments`` above 1 settles it at once: by the first of so many windows that is clear
-        (``language_detection_threshold``), else by the language that most of them seem to be in.
+        With ``language_detection_segments`` above 1 several windows vote, and their choice is settled at once.
         """
         if self.language is not None:
             return self.language, self.language_probability
-        code, probability = await self.detect(window)
+        found = await self._detect(window)
         if self.options.language_detection_segments > 1:
-            code, probability = await self._vote(recording, seek, code, probability)
-            self.language, self.language_probability = code, probability
-        return code, probability
+            found = await self._vote(recording, seek, *found)
+            self.language, self.language_probability = found
+        return found
+
+    async def _detect(self, window: Prepared) -> tuple[str, float]:
+        model = self.model
+        return await detect_language(window, self.infer, model.special, model.rules.language, self.settings)
 
     async def _vote(
         self, recording: Recording, seek: int, code: str, probability: float
     ) -> tuple[str, float]:
+        """The language of the first clear window, else the one that most of them seem to be in."""
         votes = {code: [probability]}
         samples = self.model.config.num_frames * HOP
         for ahead in range(1, self.options.language_detection_segments):
             if probability > self.options.language_detection_threshold:
-                return code, probability
+                break
             part = await recording.read(seek * HOP + ahead * samples, samples)
             if len(part) < HOP:
                 break
-            code, probability = await self.detect(await self.prepare(part))
+            code, probability = await self._detect(await self.prepare(part))
             votes.setdefault(code, []).append(probability)
         if probability > self.options.language_detection_threshold:
             return code, probability
-        chosen = max(votes, key=lambda code: (len(votes[code]), sum(votes[code])))
-        return chosen, max(votes[chosen])
+        code = max(votes, key=lambda code: (len(votes[code]), sum(votes[code])))
+        return code, max(votes[code])
 
     async def decode(
         self, window: Prepared, prompt: WindowPrompt, *, shows: bool = False, attempts: int | None = None
