@@ -38,11 +38,15 @@ def ran(tmp_path, body, *, code=0):
 
 def test_a_program_may_exit_while_other_threads_wait(tmp_path):
     body = """
-    ask = lambda: engine.query(question="?", settings=ENDLESS)
+    def ask():
+        try:
+            engine.query(question="?", settings=ENDLESS)
+        except EngineStoppedError:
+            pass
+
     threading.Thread(target=ask, daemon=True).start()
     while not engine.stats()["toy"]["running"]:
         time.sleep(0.001)
-    sys.stderr = open(os.devnull, "w")  # the thread's own traceback
     sys.exit(3)
     """
     ran(tmp_path, SLOW_STEPS + textwrap.dedent(body), code=3)
