@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from kestrel_speech.vad import SAMPLE_RATE, FrameModel, Samples
 
-__all__ = ["EnergyModel"]
+__all__ = ["EnergyModel", "is_silence"]
 
 _HOP = SAMPLE_RATE // 50  # 20 ms
 _SILENCE_DB = -70.0
@@ -58,6 +58,11 @@ class EnergyModel(FrameModel):
     def _percentile(self, share: float) -> float:
         below = np.cumsum(np.sum(self._histograms, axis=0))
         return _LOWEST_DB + _BIN_DB * float(np.searchsorted(below, share * below[-1]))
+
+
+def is_silence(samples: Samples) -> bool:
+    """No 20 ms of ``samples`` reach −70 dB of full scale: digital silence, or a line that nothing is plugged into."""
+    return not len(samples) or bool(_levels(samples).max() < _SILENCE_DB)
 
 
 def _levels(samples: Samples) -> NDArray[np.float64]:

@@ -65,6 +65,17 @@ def test_silence_is_empty_text_in_no_language(transcribe):
     assert transcribe(np.zeros(64_000, dtype=np.float32), batch_size=4).output["text"] == ""
 
 
+def test_windows_without_any_sound_are_not_decoded(transcribe):
+    silence = np.zeros(10 * 16_000, dtype=np.float32)
+    silence[::7] = 1e-5
+    for options in ({}, {"timestamps": "word"}, {"batch_size": 4, "vad_filter": False}):
+        result = transcribe(silence, **options)
+        assert (result.output["text"], result.output["segments"], result.output["language"]) == ("", [], None)
+        assert result.metrics.output_tokens == 0
+    late = transcribe(np.concatenate([silence, noise(1, 2.0)]), language="de").output
+    assert late["segments"][0]["start"] >= 9.0
+
+
 @pytest.mark.parametrize("count", [1, 100, 800])
 def test_the_shortest_sounds_are_no_error(transcribe, count):
     output = transcribe(noise(0, 0.1)[:count], language="en").output

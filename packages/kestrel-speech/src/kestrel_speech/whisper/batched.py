@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import AsyncIterator
 
 from kestrel_speech.cuts import quiet_cut
+from kestrel_speech.energy import is_silence
 from kestrel_speech.recording import SAMPLE_RATE, Recording
 from kestrel_speech.speech import Held, Joined, SpeechSpans
 from kestrel_speech.vad import Span, VadOptions
@@ -36,9 +37,10 @@ async def batched(recording: Recording, session: Session, *, with_times: bool) -
             speech = Joined(recording, spans)
             held = Held(await speech.read(0, speech.known_length or 0), speech)
             recording.forget(spans[-1][1])
-            if session.language is None:
-                first = await session.prepare(await held.read(0, _window(session)))
-                session.language, session.language_probability = await session.listen(first, held, 0)
+            first = await held.read(0, _window(session))
+            if session.language is None and not is_silence(first):
+                prepared = await session.prepare(first)
+                session.language, session.language_probability = await session.listen(prepared, held, 0)
             if len(under_way) >= session.options.batch_size:
                 await finish()
             end = recording.seconds_at(spans[-1][1], is_end=True)

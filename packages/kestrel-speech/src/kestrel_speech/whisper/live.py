@@ -43,6 +43,8 @@ async def _look(recording: Recording, seek: int, size: int, walk: Walk) -> tuple
     """Decode what there is of the window; keep what is settled. Where the next look begins, and what is not settled."""
     session = walk.session
     window = await walk.open(recording, seek, size)
+    if window is None:
+        return seek, ""
     attempt = await session.decode(window.prepared, window.prompt, attempts=1)
     if attempt.is_silence(session.ladder):
         return seek, ""

@@ -9,13 +9,14 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 
 from kestrel.types import Prepared
+from kestrel_speech.energy import is_silence
 from kestrel_speech.recording import SAMPLE_RATE, Recording
 from kestrel_speech.whisper.features import FRAMES_PER_SECOND, HOP
 from kestrel_speech.whisper.guard import Surroundings, judge, last_word_end
 from kestrel_speech.whisper.history import History
 from kestrel_speech.whisper.segments import Cut, Piece, cut_window
 from kestrel_speech.whisper.session import Heard, Session
-from kestrel_speech.whisper.window import WindowPrompt
+from kestrel_speech.whisper.window import NOTHING, WindowPrompt
 
 __all__ = ["Found", "Walk"]
 
@@ -72,9 +73,13 @@ class Walk:
             seek = found.following
 
     async def step(self, recording: Recording, seek: int, size: int) -> Found:
-        """Decode the window at ``seek`` for good."""
+        """Decode the window at ``seek`` for good, unless there is no sound in it."""
         session = self.session
         window = await self.open(recording, seek, size)
+        if window is None:
+            nothing = Heard(recording=recording, attempt=NOTHING, language=None, probability=None,
+                            until=(seek + size) / FRAMES_PER_SECOND)  # fmt: skip
+            return Found(heard=nothing, following=seek + size)
         attempt = await session.decode(window.prepared, window.prompt, shows=self._shows)
         heard = Heard(recording=recording, attempt=attempt, language=window.prompt.language, until=window.end,
                       probability=window.probability)  # fmt: skip
@@ -92,10 +97,14 @@ class Walk:
         heard = self.keep(replace(heard, pieces=tuple(pieces)))
         return Found(heard=heard, following=following if following > seek else seek + size)
 
-    async def open(self, recording: Recording, seek: int, size: int) -> Window:
-        """The window's features and prompt; its language, unless that is settled."""
+    async def open(self, recording: Recording, seek: int, size: int) -> Window | None:
+        """The window's features and prompt; its language, unless that is settled. None for digital silence, for which
+        models invent words."""
         session = self.session
-        prepared = await session.prepare(await recording.read(seek * HOP, size * HOP))
+        samples = await recording.read(seek * HOP, size * HOP)
+        if is_silence(samples):
+            return None
+        prepared = await session.prepare(samples)
         language, probability = await session.listen(prepared, recording, seek)
         prompt = WindowPrompt(
             task=session.options.task,

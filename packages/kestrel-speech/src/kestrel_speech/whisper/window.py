@@ -15,7 +15,7 @@ from kestrel.types import FinishReason, Media, Prepared, StreamChunk, Token, Tok
 from kestrel_speech.whisper.loops import LoopStop, without_loop
 from kestrel_speech.whisper.tokens import SpecialIds
 
-__all__ = ["Attempt", "WindowDecoder", "WindowPrompt", "compression_ratio"]
+__all__ = ["NOTHING", "Attempt", "WindowDecoder", "WindowPrompt", "compression_ratio"]
 
 Partial = Callable[[Sequence[int], int], list[StreamChunk]]
 
@@ -95,6 +95,12 @@ class Attempt:
 
     def _is_improbable(self, ladder: Ladder) -> bool:
         return ladder.logprob_threshold is not None and self.avg_logprob < ladder.logprob_threshold
+
+
+# What stands for a window without any sound, which is not decoded.
+NOTHING = Attempt(
+    ids=(), text="", temperature=0.0, avg_logprob=0.0, compression_ratio=0.0, no_speech_prob=1.0
+)
 
 
 def _exceeds(value: float, threshold: float | None) -> bool:
