@@ -166,16 +166,25 @@ class DeviceThread:
         """Calls, then one tick of every lane; True while one has more to do."""
         self._stirred = False
         while self._calls:
-            future, fn = self._calls.popleft()
-            if future.set_running_or_notify_cancel():
-                try:
-                    future.set_result(fn())
-                except BaseException as error:
-                    future.set_exception(error)
+            self._answer_call()
         busy = False
         for lane in self._lanes:
             busy = self._tick(lane) or busy
         return busy
+
+    def _answer_call(self) -> None:
+        """Run the oldest call. What it holds is let go of before its caller hears: it may be a lane to be unloaded."""
+        future, fn = self._calls.popleft()
+        if not future.set_running_or_notify_cancel():
+            return
+        try:
+            result = fn()
+        except BaseException as error:
+            del fn
+            future.set_exception(error)
+            return
+        del fn
+        future.set_result(result)
 
     def _tick(self, lane: Lane) -> bool:
         try:
