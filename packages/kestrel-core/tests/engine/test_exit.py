@@ -52,6 +52,23 @@ def test_a_program_may_exit_while_other_threads_wait(tmp_path):
     ran(tmp_path, SLOW_STEPS + textwrap.dedent(body), code=3)
 
 
+def test_a_program_may_exit_with_a_half_read_stream(tmp_path):
+    body = """
+    import atexit
+    from kestrel.lanes import device_thread
+    chunks = iter(engine.query(question="?", stream=True, settings=ENDLESS))
+    next(chunks)
+    device_threads_end = MARK
+    if not device_threads_end:  # then the stream is still open when the interpreter closes it
+        (controls,) = family.controls.values()
+        controls.delay_s = 30.0
+        time.sleep(0.1)
+        atexit.unregister(device_thread._end_all)
+    """
+    for end in ("True", "False"):
+        ran(tmp_path / end, SLOW_STEPS + textwrap.dedent(body).replace("MARK", end))
+
+
 def test_device_threads_have_ended_when_the_interpreter_does(tmp_path):
     body = """
     import atexit

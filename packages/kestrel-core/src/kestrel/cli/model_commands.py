@@ -81,7 +81,7 @@ def show(
         "path": str(card.path),
         "revision": card.revision,
         "weight_bytes": sum(size for name, size in card.files.items() if name.endswith(".safetensors")),
-        "note": blueprint.note,
+        "note": "" if blueprint.note in blueprint.info.notes else blueprint.note,
     }
     facts["skills"] = {
         name: host.skills[name].description if name in host.skills else "" for name in info.skills

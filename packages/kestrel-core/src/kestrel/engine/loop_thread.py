@@ -6,6 +6,7 @@ import asyncio
 import concurrent.futures
 import contextlib
 import os
+import sys
 import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
@@ -54,6 +55,8 @@ class LoopThread:
                 "the synchronous engine was called on its own event loop, where waiting would never end. "
                 "Use the asynchronous engine inside skills and callbacks"
             )
+        if sys.is_finalizing():  # the loop's thread runs no more: waiting for it would never end
+            raise _stopped()
         with self._lock:  # what was taken before ``stop`` is known to it
             if self._is_stopping:
                 raise _stopped()

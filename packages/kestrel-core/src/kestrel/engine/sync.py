@@ -63,7 +63,8 @@ class SyncStream:
     def close(self) -> None:
         """Cancel the request if it still runs."""
         if not self._stream.is_done:
-            self._loop.run(self._stream.aclose())
+            with contextlib.suppress(EngineStoppedError):  # nothing of a stopped engine runs
+                self._loop.run(self._stream.aclose())
 
     def __enter__(self) -> SyncStream:
         return self
