@@ -38,7 +38,9 @@ def test_recording_of_more_than_a_window_is_heard(model, recordings, hear, pcm, 
     assert ours <= max(theirs, 0.02)
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # openai-whisper leaves a file open
+@pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning"
+)  # openai-whisper leaves a file open
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 def test_words_have_the_times_of_openai_whisper(model, librivox, recordings, hear, pcm, openai_whisper):
     near, count = 0, 0
