@@ -90,7 +90,7 @@ async def test_with_all_its_objects(toys):
         await given_up(task)
         await idle(engine)
         stream = await engine.detect(picture(), names, stream=True)
-        await until(lambda: engine.stats()["toy"]["running"] == 2)
+        await until(lambda: (lambda toy: toy["running"] == toy["waiting"] == 2)(engine.stats()["toy"]))
         await stream.aclose()
         assert (await stream.result()).finish_reason == "cancelled"
 
