@@ -27,12 +27,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(1800))
 
 
-def had(fetch: Callable[..., Any], *arguments: Any) -> Any:
-    """What ``fetch`` gives; a skip when it is not available."""
+def _had(fetch: Callable[..., Any], *arguments: Any) -> Any:
     try:
         return fetch(*arguments)
     except realweights.NotAvailable as error:
         pytest.skip(f"not available: {error}")
+
+
+@pytest.fixture(scope="session")
+def had() -> Callable[..., Any]:
+    """A function that calls another, and skips the test when what it fetches is not available."""
+    return _had
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -61,7 +66,7 @@ def engine_of() -> Iterator[Callable[[str], Any]]:
 
     def engine_of(name: str) -> Any:
         if name not in engines:
-            path = had(realweights.whisper, name)
+            path = _had(realweights.whisper, name)
             engines[name] = SyncEngine(RuntimeConfig(model_path=path, device="cpu"))
         return engines[name]
 
@@ -86,31 +91,31 @@ def hear(engine_of: Callable[[str], Any]) -> Callable[..., dict[str, Any]]:
 
 @pytest.fixture(scope="session")
 def librivox() -> tuple[realweights.Sample, ...]:
-    return had(realweights.librivox)
+    return _had(realweights.librivox)
 
 
 @pytest.fixture(scope="session")
 def recordings() -> dict[str, realweights.Sample]:
-    return {sample.name: sample for sample in had(realweights.recordings)}
+    return {sample.name: sample for sample in _had(realweights.recordings)}
 
 
 @pytest.fixture(scope="session")
 def pangrams() -> tuple[realweights.Sample, ...]:
-    return had(realweights.pangrams)
+    return _had(realweights.pangrams)
 
 
 @pytest.fixture(scope="session")
 def faster_whisper() -> Callable[[str], oracles.FasterWhisper]:
     """A function from a model's name to faster-whisper in float32."""
     pytest.importorskip("faster_whisper")
-    return functools.cache(lambda name: had(oracles.FasterWhisper, name))
+    return functools.cache(lambda name: _had(oracles.FasterWhisper, name))
 
 
 @pytest.fixture(scope="session")
 def openai_whisper() -> Callable[[str], oracles.OpenAIWhisper]:
     """A function from a model's name to openai-whisper."""
     pytest.importorskip("whisper")
-    return functools.cache(lambda name: had(oracles.OpenAIWhisper, name))
+    return functools.cache(lambda name: _had(oracles.OpenAIWhisper, name))
 
 
 @pytest.fixture(scope="session")

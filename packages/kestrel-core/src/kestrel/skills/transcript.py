@@ -38,13 +38,16 @@ class SpokenSegment:
     end: float
     words: tuple[SpokenWord, ...] | None = None
     scores: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    _output: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def as_output(self) -> dict[str, Any]:
-        """As results show it."""
-        found: dict[str, Any] = {"text": self.text, "start": _time(self.start), "end": _time(self.end)}
-        if self.words is not None:
-            found["words"] = [word.as_output() for word in self.words]
-        return {**found, **self.scores}
+        """As results show it. Always the same object: the snapshots of an hour would hold millions of words else."""
+        if not self._output:
+            self._output.update(text=self.text, start=_time(self.start), end=_time(self.end))
+            if self.words is not None:
+                self._output["words"] = [word.as_output() for word in self.words]
+            self._output.update(self.scores)
+        return self._output
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
