@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -54,13 +54,23 @@ def _same(weight: torch.Tensor) -> torch.Tensor:
     return weight
 
 
+def _nothing(query: OpQuery, row_counts: Sequence[int]) -> Iterable[Callable[[], object]]:
+    return ()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Impl:
-    """One implementation of an op. ``fn`` has the op's own signature; ``pack`` lays a weight out for it, once."""
+    """One implementation of an op. ``fn`` has the op's own signature; ``pack`` lays a weight out for it, once.
+
+    ``warm(query, row_counts)``: jobs that compile what launches of ``query`` with these numbers of rows (tokens) will
+    run. A job compiles and launches nothing; jobs run on several threads at once while a model loads, in any order,
+    and may repeat each other. What no job compiled is compiled at its first launch.
+    """
 
     supports: Callable[[OpQuery], Yes | No]
     fn: OpCall
     pack: Callable[[torch.Tensor], torch.Tensor] = field(default=_same)
+    warm: Callable[[OpQuery, Sequence[int]], Iterable[Callable[[], object]]] = field(default=_nothing)
 
 
 @dataclass(frozen=True, slots=True)
