@@ -1,0 +1,1 @@
+"""Kernel backend for NVIDIA GPUs. Importing it loads neither torch nor Triton."""

@@ -1,0 +1,139 @@
+"""Compiling kernels for architectures that this machine does not have, and reading what they would need there.
+
+``python -m kestrel_kernels_cuda.compiling [--arch 90] [--only NAME]`` prints one JSON line per kernel, configuration
+and architecture. No GPU is needed; Triton's wheel carries the assembler and ``cuobjdump``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from kestrel_kernels_cuda.backend import MODULES
+
+__all__ = ["SHARED_LIMIT", "CompileCase", "Compiled", "cases", "compile_case"]
+
+SHARED_LIMIT = {80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448, 120: 101_376}
+"""Bytes of shared memory that one block may have, by architecture (CUDA C++ programming guide, table of compute
+capabilities: the size per multiprocessor less the 1 KiB that the system keeps per block)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompileCase:
+    """One kernel with one configuration.
+
+    ``signature``: Triton's type of each run-time argument ("*bf16", "i32", "fp32"); ``constexprs``: the values of the
+    others. Pointers count as aligned to 16 bytes; so do the integers in ``aligned``. ``archs``: the architectures that
+    the configuration is meant for.
+    """
+
+    name: str
+    kernel: Any
+    signature: Mapping[str, str]
+    constexprs: Mapping[str, Any]
+    num_warps: int = 4
+    num_stages: int = 2
+    aligned: tuple[str, ...] = ()
+    archs: tuple[int, ...] = (80, 90)
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compiled:
+    """What the assembler says of a kernel: bytes of shared memory per block, registers per thread, and bytes of stack
+    and local memory per thread (spills); ``error`` is empty when it compiled."""
+
+    name: str
+    arch: int
+    shared: int = 0
+    registers: int = 0
+    stack: int = 0
+    local: int = 0
+    error: str = ""
+
+
+def cases() -> Iterator[CompileCase]:
+    """The cases of every module."""
+    for module in MODULES:
+        yield from import_module(f"kestrel_kernels_cuda.{module}").compile_cases()
+
+
+def compile_case(case: CompileCase, arch: int) -> Compiled:
+    """``case`` compiled for ``arch`` (90 is sm_90)."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    names = case.kernel.arg_names
+    signature = {name: case.signature.get(name, "constexpr") for name in names}
+    aligned = [name for name, kind in signature.items() if kind.startswith("*") or name in case.aligned]
+    source = ASTSource(
+        fn=case.kernel,
+        signature=signature,
+        constexprs={(names.index(name),): value for name, value in case.constexprs.items()},
+        attrs={(names.index(name),): [["tt.divisibility", 16]] for name in aligned},
+    )
+    options = {"num_warps": case.num_warps, "num_stages": case.num_stages, **case.options}
+    try:
+        kernel = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
+    except Exception as error:
+        return Compiled(name=case.name, arch=arch, error=f"{type(error).__name__}: {error}")
+    return Compiled(
+        name=case.name, arch=arch, shared=kernel.metadata.shared, **_resources(kernel.asm["cubin"])
+    )
+
+
+def _resources(cubin: bytes) -> dict[str, int]:
+    import triton
+
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "kernel.cubin"
+        path.write_bytes(cubin)
+        printed = subprocess.run(
+            [tool, "--dump-resource-usage", path], capture_output=True, text=True, check=True
+        ).stdout
+    return {
+        name: max(int(found) for found in re.findall(rf"\b{key}:(\d+)", printed))
+        for name, key in (("registers", "REG"), ("stack", "STACK"), ("local", "LOCAL"))
+    }
+
+
+def _by_number(job: tuple[int, int]) -> Compiled:
+    number, arch = job
+    return compile_case(list(cases())[number], arch)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """0 when every case compiled."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--arch", type=int, action="append", help="80, 90, …; default: those of each case")
+    parser.add_argument("--only", default="", help="cases whose name contains this")
+    parser.add_argument("--jobs", type=int, default=2)
+    wanted = parser.parse_args(argv)
+    jobs = [
+        (number, arch)
+        for number, case in enumerate(cases())
+        if wanted.only in case.name
+        for arch in wanted.arch or case.archs
+    ]
+    failed = False
+    with ProcessPoolExecutor(wanted.jobs) as pool:
+        for compiled in pool.map(_by_number, jobs):
+            print(json.dumps(asdict(compiled)), flush=True)
+            failed = failed or bool(compiled.error)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
