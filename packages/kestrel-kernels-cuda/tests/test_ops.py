@@ -29,7 +29,7 @@ def _claimed() -> Iterator[tuple[str, Case]]:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the GPU runs them all below")
-@pytest.mark.parametrize(("name", "case"), _claimed(), ids=str)
+@pytest.mark.parametrize(("name", "case"), list(_claimed()), ids=str)
 def test_interpreted_kernel_agrees_with_the_reference(name: str, case: Case) -> None:
     seed, cpu = int(torch.seed() % 2**31), torch.device("cpu")
     inputs = case.make(seed, cpu, torch.float32)
