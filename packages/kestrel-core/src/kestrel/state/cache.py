@@ -165,7 +165,7 @@ def _build(
         full=full,
         windows=tuple(groups.values()),
         slots=slots,
-        cross=CrossEntries(sizes.cross_entries, keep=prefix_cache) if CrossKV in kinds else None,
+        cross=CrossEntries(sizes.cross_entries) if CrossKV in kinds else None,
         tensors={state.name: _allocate(state, page_size, sizes, device, dtype) for state in spec.states},
         window_of={state.name: list(groups).index(state.window) for state in windowed},
     )

@@ -9,14 +9,17 @@ __all__ = ["CrossEntries"]
 
 
 class CrossEntries:
-    """Which entry holds whose encoded media, and how many positions of it are valid (0: not written yet)."""
+    """Which entry holds whose encoded media, and how many positions of it are valid (0: not written yet).
 
-    __slots__ = ("_entries", "_keep", "_owners", "lengths", "places")
+    Like the features of a ``FeaturePool`` they outlive their leases whether or not prefixes are cached: a window is
+    encoded once for its language, its text and the times of its words.
+    """
 
-    def __init__(self, total: int, *, keep: bool) -> None:
+    __slots__ = ("_entries", "_owners", "lengths", "places")
+
+    def __init__(self, total: int) -> None:
         self.places = Places(total)
         self.lengths = [0] * (total + 1)
-        self._keep = keep
         self._entries: dict[Namespace, int] = {}
         self._owners: dict[int, Namespace] = {}
 
@@ -36,7 +39,7 @@ class CrossEntries:
     def written(self, entry: int, length: int) -> None:
         """``entry`` holds ``length`` positions; from now on it outlives its leases."""
         assert length > 0, "a cross entry holds at least one position"
-        if self._keep and not self.lengths[entry]:
+        if not self.lengths[entry]:
             self.places.cache(entry)
         self.lengths[entry] = length
 
