@@ -64,7 +64,7 @@ class Bytes:
 
 @pytest.fixture
 def decode(built):
-    def run(*answers, ladder=LADDER):
+    def run(*answers, ladder=LADDER, window=WINDOW):
         infer = Canned(*answers)
         decoder = WindowDecoder(
             infer=infer,
@@ -73,7 +73,7 @@ def decode(built):
             ladder=ladder,
             settings=Settings(seed=5),
         )
-        made = asyncio.run(decoder.decode(WINDOW, WindowPrompt(language="en"), Decoding()))
+        made = asyncio.run(decoder.decode(window, WindowPrompt(language="en"), Decoding()))
         return made, infer.asked
 
     return run
@@ -96,6 +96,16 @@ def test_repetition_and_unlikely_text_are_tried_again_warmer(decode, bad):
     assert [(r.settings.temperature, r.settings.n) for r in asked] == [(0.0, 1), (0.4, 3)]
     assert [len(r.probes) for r in asked] == [1, 0], "what the window holds is asked once"
     assert made.no_speech_prob == pytest.approx(0.01)
+
+
+def test_every_attempt_and_every_window_draws_for_itself(decode):
+    def seeds(window=WINDOW):
+        bad = completion(GOOD, logprob=-1.5)
+        return [r.settings.seed for r in decode(bad, [bad], [bad], window=window)[1]]
+
+    other = Prepared(kind="audio", digest=bytes(31) + b"1", num_positions=0, tensors={})
+    assert seeds() == seeds(), "the call's seed settles them"
+    assert len({*seeds(), *seeds(other)}) == 6
 
 
 def test_when_all_attempts_fail_the_last_one_stands(decode):

@@ -9,6 +9,7 @@ from kestrel.spi import AudioItem, CrossView, Limits
 from kestrel.state import CrossTensors
 from kestrel_speech.whisper.align import Alignment, median_filter
 from kestrel_speech.whisper.dtw import first_columns
+from kestrel_speech.whisper.encoder import Encoder
 from kestrel_speech.whisper.grouping import Unit, attach_marks, words_of
 from kestrel_speech.whisper.segments import Piece
 from kestrel_speech.whisper.words import Marks, TimedWord, time_words, with_words
@@ -249,3 +250,18 @@ def test_a_transcription_with_words_spells_its_text(transcribe):
     assert all(0 <= word["start"] <= word["end"] <= 5.0 and 0 <= word["probability"] <= 1 for word in words)
     plain = transcribe(noise(6, 5.0), language="en").output
     assert plain["segments"][0].keys() == output["segments"][0].keys() - {"words"}
+
+
+@pytest.mark.parametrize("cached", [True, False])
+def test_a_window_is_encoded_once_for_its_language_its_text_and_its_words(transcribe, monkeypatch, cached):
+    encoded = []
+    plain = Encoder.forward
+
+    def forward(self, features_NMF):
+        encoded.extend(window.numpy().tobytes() for window in features_NMF)
+        return plain(self, features_NMF)
+
+    monkeypatch.setattr(Encoder, "forward", forward)
+    settings = {"temperature": [0.0, 0.6], "logprob_threshold": 0.0}  # every attempt fails
+    transcribe(noise(6, 2.9), timestamps="word", settings=settings, config={"enable_prefix_cache": cached})
+    assert len(encoded) == len(set(encoded)) > 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import zlib
 from collections.abc import Callable, Sequence
@@ -137,7 +138,7 @@ class WindowDecoder:
         made: Attempt | None = None
         no_speech = 0.0
         for number, temperature in enumerate(self.ladder.temperatures[:attempts]):
-            request = self._request(window, prompt, decoding, temperature, is_first=made is None)
+            request = self._request(window, prompt, decoding, number)
             if partial is not None and request.settings.n == 1:
                 request = replace(request, reader=_reader(partial, number))
             outputs = await self.infer(request)
@@ -159,13 +160,13 @@ class WindowDecoder:
         window: Prepared,
         prompt: WindowPrompt,
         decoding: Decoding,
-        temperature: float,
-        *,
-        is_first: bool,
+        number: int,
     ) -> Request:
+        temperature = self.ladder.temperatures[number]
         settings = self.settings.with_(
             temperature=temperature,
             n=self.ladder.best_of if temperature > 0 else 1,
+            seed=_seed_of(self.settings.seed, window, number),
             logprobs=True,
             extra={},
         )
@@ -176,7 +177,7 @@ class WindowDecoder:
             segments=(Media(window), Tokens(prompt.ids(self.special))),
             decoding=decoding,
             settings=settings,
-            probes=(probe,) if is_first else (),
+            probes=() if number else (probe,),
         )
 
     def _attempt(self, output: Completion, temperature: float, no_speech_prob: float) -> Attempt:
@@ -202,6 +203,14 @@ class WindowDecoder:
 
     def _is_text(self, token_id: int) -> bool:
         return token_id < self.special.eot
+
+
+def _seed_of(seed: int | None, window: Prepared, number: int) -> int | None:
+    """The seed of attempt ``number`` at ``window``: each draws for itself, whatever else is under way."""
+    if seed is None:
+        return None
+    mixed = hashlib.sha256(f"{seed} {number} ".encode() + window.digest).digest()
+    return int.from_bytes(mixed[:8], "big") >> 1
 
 
 def _probability(output: Completion) -> float:
