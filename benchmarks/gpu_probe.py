@@ -1,0 +1,48 @@
+"""What the machine itself can do, and how busy a run keeps it, for ``gpu.py``."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable
+
+import torch
+
+__all__ = ["busy_share", "copy_rate", "gemm_rate", "median_ms"]
+
+
+def median_ms(run: Callable[[], object], rounds: int = 7) -> float:
+    """Milliseconds of ``run`` on the device, by events: the median of ``rounds`` after two that warm up."""
+    times = []
+    for _ in range(rounds + 2):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        run()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end))
+    return statistics.median(times[2:])
+
+
+def copy_rate(device: torch.device, gigabytes: int = 4) -> float:
+    """TB/s of a large copy on the device, bytes read and written."""
+    source = torch.randint(-100, 100, (gigabytes << 30,), dtype=torch.int8, device=device)
+    target = torch.empty_like(source)
+    return 2 * source.nbytes / median_ms(lambda: target.copy_(source)) / 1e9
+
+
+def gemm_rate(device: torch.device, rows: int = 4096, size: int = 8192) -> float:
+    """TFLOP/s of a bfloat16 product of random matrices, [rows, size] by [size, size]."""
+    a = torch.randn(rows, size, dtype=torch.bfloat16, device=device)
+    b = torch.randn(size, size, dtype=torch.bfloat16, device=device)
+    return 2 * rows * size * size / median_ms(lambda: a @ b.t()) / 1e9
+
+
+def busy_share(spans: Iterable[tuple[float, float]]) -> float:
+    """The share of the time from the first start to the last end in which at least one of ``spans`` runs."""
+    busy, first, last = 0.0, None, 0.0
+    for start, end in sorted(spans):
+        if first is None:
+            first, last = start, start
+        busy += max(0.0, end - max(start, last))
+        last = max(last, end)
+    return 0.0 if first is None or last == first else busy / (last - first)
