@@ -83,7 +83,9 @@ def hear(engine_of: Callable[[str], Any]) -> Callable[..., dict[str, Any]]:
         name: str, audio: Any, *, settings: dict[str, Any] | None = None, **options: Any
     ) -> dict[str, Any]:
         given = {"sample_rate": 16_000} if isinstance(audio, np.ndarray) else {}
-        result = engine_of(name).transcribe(audio, settings=settings or GREEDY, **given, **options)
+        result = engine_of(name).transcribe(
+            audio, settings=GREEDY if settings is None else settings, **given, **options
+        )
         return dict(result.output)
 
     return hear

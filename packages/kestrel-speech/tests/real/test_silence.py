@@ -27,6 +27,11 @@ def chords(seconds):
     return (0.2 * voices * np.exp(-3 * (time % 0.5))).astype(np.float32)
 
 
+def tone(seconds, hertz, level):
+    time = np.arange(round(seconds * RATE)) / RATE
+    return (level * np.sin(2 * np.pi * hertz * time)).astype(np.float32)
+
+
 @pytest.mark.parametrize("seconds", [0.05, 1.0, 12.0, 45.0])
 def test_silence_has_no_text(model, hear, seconds):
     output = hear(model, np.zeros(round(seconds * RATE), np.float32), settings={})
@@ -39,10 +44,23 @@ def test_silence_has_no_text_behind_a_vad(model, hear, seconds):
     assert (output["text"], output["segments"]) == ("", [])
 
 
-@pytest.mark.parametrize("sound", ["quiet noise", "noise", "music"])
-def test_sound_without_words_is_empty_or_flagged(model, hear, sound):
-    made = {"quiet noise": noise(10, 0.003), "noise": noise(10, 0.1), "music": chords(10)}[sound]
-    output = hear(model, made, settings={})
+SOUNDS = {
+    "quiet noise": lambda: noise(10, 0.003),
+    "noise": lambda: noise(10, 0.1),
+    "long noise": lambda: noise(70, 0.02),
+    "music": lambda: chords(10),
+    "a tone": lambda: tone(10, 440, 0.3),
+    "a hum": lambda: tone(10, 50, 0.01),
+    "a click": lambda: np.eye(1, 10 * RATE, 5 * RATE, dtype=np.float32)[0],
+    "50 ms of noise": lambda: noise(0.05, 0.1),
+}
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("settings", [{"temperature": 0.0}, {"seed": 1}], ids=["greedy", "ladder"])
+@pytest.mark.parametrize("sound", SOUNDS)
+def test_sound_without_words_is_empty_or_flagged(model, hear, sound, settings):
+    output = hear(model, SOUNDS[sound](), settings=settings)
     flagged = all(s["no_speech_prob"] > 0.6 or s["avg_logprob"] < -0.7 for s in output["segments"])
     marked = set(output["text"].lower()) <= set("♪ .()[]") or "music" in output["text"].lower()
     assert not output["text"] or flagged or marked, output["text"]
@@ -78,6 +96,15 @@ def test_odd_rates_and_channels_are_heard(librivox, hear, pcm):
     high = np.repeat((samples * 32767).astype("<i2"), 12)  # 192 kHz, held
     assert hear("base", wav(six, RATE))["text"] == expected
     assert hear("base", wav(high, 192000))["text"] == expected
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("seconds", [1 / RATE, 0.05, 0.3])
+def test_snippets_of_speech_are_no_error(model, librivox, hear, pcm, seconds):
+    snippet = pcm(librivox[0].path)[RATE // 2 :][: round(seconds * RATE)]
+    output = hear(model, snippet, settings={"seed": 1})
+    assert output["duration_seconds"] == pytest.approx(seconds, abs=1e-3)
+    assert len(output["text"].split()) <= 3
 
 
 def test_no_samples_are_refused(hear):

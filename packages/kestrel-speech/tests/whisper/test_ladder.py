@@ -126,6 +126,14 @@ def test_likely_text_is_speech_whatever_the_probe_says(decode):
     assert not made.is_silence(LADDER)
 
 
+def test_marks_without_words_are_no_speech_where_one_doubt_is_enough(decode):
+    assert decode(completion(".", no_speech=0.9))[0].is_silence(LADDER)
+    unlikely = completion("**", logprob=-3.0, no_speech=0.5)
+    assert decode(unlikely, [unlikely], [unlikely])[0].is_silence(LADDER)
+    assert not decode(completion("...", no_speech=0.5))[0].is_silence(LADDER)
+    assert not decode(completion("7", no_speech=0.9))[0].is_silence(LADDER)
+
+
 def test_without_thresholds_nothing_is_thought_of_the_result(decode):
     made, asked = decode(completion(LOOP, logprob=-3, no_speech=0.99), ladder=Ladder(temperatures=(0.0, 0.5)))
     assert len(asked) == 1

@@ -87,10 +87,12 @@ class Attempt:
         return repeats or is_doubtful
 
     def is_silence(self, ladder: Ladder) -> bool:
-        """Nothing was said: no speech is likely, and the text is not likely, or the same again and again."""
+        """Nothing was said: no speech is likely, and the text is not likely, or the same again and again. Of marks
+        without a letter or digit one of the two is enough."""
+        has_words = any(map(str.isalnum, self.text))
         if not _exceeds(self.no_speech_prob, ladder.no_speech_threshold):
-            return False
-        if self.is_loop or ladder.logprob_threshold is None:
+            return not has_words and self._is_improbable(ladder)
+        if self.is_loop or ladder.logprob_threshold is None or not has_words:
             return True
         return not self.avg_logprob > ladder.logprob_threshold
 
