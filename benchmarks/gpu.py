@@ -155,7 +155,7 @@ async def whisper(engine: InferenceEngine, report: Report, batches: Sequence[int
     source = np.random.default_rng(0)
     options = {"language": "en", "timestamps": "none", "suppress_tokens": [WHISPER_EOT]}
     off = {"temperature": 1.0, "max_tokens": 112, "compression_ratio_threshold": None, "logprob_threshold": None,
-           "no_speech_threshold": None}  # fmt: skip
+           "no_speech_threshold": None, "best_of": 1}  # fmt: skip
 
     async def hear() -> EngineResult:
         sound = (source.standard_normal(480_000) * 0.1).astype(np.float32)
