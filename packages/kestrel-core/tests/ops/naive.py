@@ -99,7 +99,7 @@ def copy_page(k_LPKSD, v_LPKSD, src, dst, filled):
                 pool[layer, dst, :, offset] = pool[layer, src, :, offset]
 
 
-def paged_attention(q_THD, view, layer, scale, softcap=None):
+def paged_attention(q_THD, view, layer, scale, softcap=None, gate_THD=None):
     num_heads, num_kv = q_THD.shape[1], view.k_LPKSD.shape[2]
     out = torch.zeros(q_THD.shape, dtype=torch.float64)
     cu = view.cu_seqlens.tolist()
@@ -125,7 +125,7 @@ def paged_attention(q_THD, view, layer, scale, softcap=None):
                     scores = softcap * torch.tanh(scores / softcap)
                 weights = torch.exp(scores - scores.max())
                 out[t, h] = (weights / weights.sum()) @ values
-    return out
+    return out if gate_THD is None else output_gate(out, gate_THD)
 
 
 def vision_attention(q_NSHD, k_NSHD, v_NSHD, scale):

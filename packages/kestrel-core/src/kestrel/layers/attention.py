@@ -55,7 +55,8 @@ class PagedAttention(nn.Module):
             "page": page_size,
             "dtype": dtype_name(dtype or torch.get_default_dtype()),
         }
-        shape = {**pages, "heads": heads, "window": window, "softcap": softcap is not None}
+        given = {"softcap": softcap is not None, "gated": gated}
+        shape = {**pages, "heads": heads, "window": window, **given}
         self._decode = ops.resolve(OpQuery.of("paged_attention", mode="decode", **shape))
         self._prefill = ops.resolve(OpQuery.of("paged_attention", mode="prefill", **shape))
         self._fused = bool(rot_dim) or qk_norm is not None
@@ -64,8 +65,7 @@ class PagedAttention(nn.Module):
             self._write = ops.resolve(query)
         else:
             self._write = ops.resolve(OpQuery.of("write_kv", **pages))
-        gate = OpQuery.of("output_gate", per_token=False, residual=False, dtype=pages["dtype"])
-        self._gate = ops.resolve(gate) if gated else None
+        self.gated = gated
 
     def forward(
         self,
@@ -90,8 +90,9 @@ class PagedAttention(nn.Module):
             else:
                 self._write(k_TKD, v_TKD, view, self.layer)
         attend = self._decode if view.limits.is_decode else self._prefill
-        out: torch.Tensor = attend(q_THD, view, self.layer, self.scale, self.softcap)
-        return out if self._gate is None else self._gate(out, gate_THD)
+        gate_THD = gate_THD if self.gated else None
+        out: torch.Tensor = attend(q_THD, view, self.layer, self.scale, self.softcap, gate_THD)
+        return out
 
 
 class CrossAttention(nn.Module):

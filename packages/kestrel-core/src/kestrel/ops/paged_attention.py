@@ -15,6 +15,7 @@ import torch.nn.functional as F
 
 from kestrel.ops.extents import QueryBlock, blocks_of
 from kestrel.ops.op import Case, Inputs, Op, Tolerance
+from kestrel.ops.output_gate import output_gate
 from kestrel.ops.padding import Padding, padding_of
 from kestrel.ops.pages import gather_rows, once_per_launch, rows_of_positions
 from kestrel.ops.random import normal
@@ -29,7 +30,12 @@ SPAN_STEP = 64  # of deterministic launches: few groups, and little that is comp
 
 
 def paged_attention(
-    q_THD: torch.Tensor, view: PagedView, layer: int, scale: float, softcap: float | None = None
+    q_THD: torch.Tensor,
+    view: PagedView,
+    layer: int,
+    scale: float,
+    softcap: float | None = None,
+    gate_THD: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attention outputs [T, H, D] of queries over ``layer`` of the view, this launch's keys and values included.
 
@@ -37,8 +43,16 @@ def paged_attention(
     own, and up to ``bidirectional_end_T[t]`` (exclusive) when it lies in such a range, but none at or before its
     position − ``window``. Scores are q·k · ``scale``, then ``softcap`` · tanh(score / softcap), softmax in float32.
     Query head h reads key/value head h // (H / K). What a sequence may not see cannot reach its rows, even if it is
-    NaN. Rows of dead or padding tokens are undefined.
+    NaN. With a gate, the outputs are let through by it as by ``output_gate``. Rows of dead or padding tokens are
+    undefined.
     """
+    out_THD = _outputs(q_THD, view, layer, scale, softcap)
+    return out_THD if gate_THD is None else output_gate(out_THD, gate_THD)
+
+
+def _outputs(
+    q_THD: torch.Tensor, view: PagedView, layer: int, scale: float, softcap: float | None
+) -> torch.Tensor:
     if q_THD.shape[0] == 0:
         return torch.empty_like(q_THD)
     if view.limits.is_decode:
@@ -256,8 +270,13 @@ def _make(shape: ViewShape, seed: int, device: torch.device, dtype: torch.dtype)
     view = make_view(shape, seed, device, dtype)
     q = normal(seed, (shape.tokens, shape.heads, shape.head_dim), device, dtype)
     num_rows = shape.tokens - shape.spare_tokens
+    gate = None
+    if shape.gated:  # each head's half of a projection
+        gate = normal(seed + 1, (shape.tokens, shape.heads, 2, shape.head_dim), device, dtype).select(2, 1)
     return Inputs(
-        args=(q, view, 1, shape.head_dim**-0.5), kwargs={"softcap": shape.softcap}, num_rows=num_rows
+        args=(q, view, 1, shape.head_dim**-0.5),
+        kwargs={"softcap": shape.softcap, "gate_THD": gate},
+        num_rows=num_rows,
     )
 
 
@@ -272,6 +291,7 @@ PAGED_ATTENTION = Op(
     name="paged_attention",
     reference=paged_attention,
     cases=_cases,
+    eager_in=frozenset({"decode", "prefill"}),
     tolerances={
         "float32": Tolerance(2e-5, 2e-5),  # another order of sums, exp by other means
         "bfloat16": Tolerance(
@@ -287,6 +307,7 @@ PAGED_ATTENTION = Op(
         "page": "positions per page",
         "window": "positions or None",
         "softcap": "whether one is given",
+        "gated": "whether a gate for the output is given",
         "dtype": "of the queries",
     },
 )

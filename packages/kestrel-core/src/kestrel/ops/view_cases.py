@@ -27,6 +27,7 @@ class ViewShape:
     layers: int = 2
     window: int | None = None
     softcap: float | None = None
+    gated: bool = False
     captured: bool = False
     spare_tokens: int = 0
 
@@ -47,8 +48,8 @@ class ViewShape:
     def attention_facts(self) -> dict[str, Any]:
         """Facts of a paged_attention query."""
         mode = "decode" if self.is_decode else "prefill"
-        softcap = self.softcap is not None
-        return {**self.facts(), "heads": self.heads, "mode": mode, "window": self.window, "softcap": softcap}
+        given = {"softcap": self.softcap is not None, "gated": self.gated}
+        return {**self.facts(), "heads": self.heads, "mode": mode, "window": self.window, **given}
 
 
 def make_view(shape: ViewShape, seed: int, device: torch.device, dtype: torch.dtype) -> PagedView:
@@ -133,6 +134,8 @@ VIEW_SHAPES = {
     "decode, head 64": ViewShape(
         rows=_rows((1, 33), (1, 64)), head_dim=64, page_size=16, heads=4, kv_heads=4
     ),
+    "decode, gated": ViewShape(rows=_rows((1, 5), (1, 190), (1, 0)), gated=True, page_size=16, heads=8),
+    "decode, head 72": ViewShape(rows=_rows((1, 70), (1, 3)), head_dim=72, page_size=16, kv_heads=4),
     "smallest prefill": ViewShape(rows=_rows((2, 0)), heads=1, kv_heads=1, head_dim=2, page_size=1),
     "prefill, odd sizes": ViewShape(
         rows=_rows((5, 2), (1, 7), (9, 0)), heads=3, kv_heads=3, head_dim=10, page_size=7
@@ -143,6 +146,10 @@ VIEW_SHAPES = {
     "prefill, bidirectional from the start": ViewShape(rows=(RowExtent(9, 0, ((0, 7),)), RowExtent(3, 4))),
     "prefill, bidirectional later": ViewShape(rows=(RowExtent(11, 3, ((4, 8), (9, 12))), RowExtent(2, 0))),
     "prefill, bidirectional in a window": ViewShape(rows=(RowExtent(14, 3, ((6, 15),)),), window=4),
+    "prefill, gated": ViewShape(rows=_PREFILL, gated=True),
+    "prefill, with empty rows": ViewShape(
+        rows=_rows((0, 0), (6, 2), (0, 5), (3, 0), (0, 0)), captured=True, spare_tokens=1
+    ),
     "prefill, captured": ViewShape(rows=_PREFILL, captured=True, spare_tokens=3),
     "prefill, captured with everything": ViewShape(
         rows=(RowExtent(14, 3, ((6, 15),)), RowExtent(1, 9), RowExtent(2, 0)),
