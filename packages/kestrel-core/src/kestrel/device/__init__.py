@@ -1,6 +1,17 @@
-"""Facts of the device a model runs on: which one, which dtype, how much memory."""
+"""Facts of the device a model runs on: which one, which dtype, how much memory; and the way of host arrays to it."""
 
 from kestrel.device.choice import describe, has_streams, resolve_device, resolve_dtype
 from kestrel.device.memory import free_memory, total_memory
+from kestrel.device.staging import RowTable, Staging, shares_host
 
-__all__ = ["describe", "free_memory", "has_streams", "resolve_device", "resolve_dtype", "total_memory"]
+__all__ = [
+    "RowTable",
+    "Staging",
+    "describe",
+    "free_memory",
+    "has_streams",
+    "resolve_device",
+    "resolve_dtype",
+    "shares_host",
+    "total_memory",
+]

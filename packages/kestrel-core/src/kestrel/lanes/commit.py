@@ -105,7 +105,7 @@ class Committer:
             index, sampled = sampled, sampled + entry.samples
             if entry.seq.phase is Phase.ENDED:
                 continue
-            probes = [tuple(x.tolist()) for x in values]  # on the host since ``wait``
+            probes = [tuple(value) for value in values]
             if any(math.isnan(value) for probe in probes for value in probe):
                 self._not_finite(entry.seq, RowStatus.NON_FINITE, at)
                 continue

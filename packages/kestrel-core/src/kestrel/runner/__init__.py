@@ -1,8 +1,20 @@
 """Stages what a plan decided into device buffers and runs it: F and S, encoders, probes. Schedules nothing."""
 
+from kestrel.runner.buckets import row_buckets, token_buckets
+from kestrel.runner.chunks import ChunkRun
 from kestrel.runner.decode import DecodeRow, DecodeStage
-from kestrel.runner.prefill import ChunkRun
+from kestrel.runner.prefill import PrefillResult
 from kestrel.runner.results import Pending, Results
-from kestrel.runner.runner import PrefillResult, Runner
+from kestrel.runner.runner import Runner
 
-__all__ = ["ChunkRun", "DecodeRow", "DecodeStage", "Pending", "PrefillResult", "Results", "Runner"]
+__all__ = [
+    "ChunkRun",
+    "DecodeRow",
+    "DecodeStage",
+    "Pending",
+    "PrefillResult",
+    "Results",
+    "Runner",
+    "row_buckets",
+    "token_buckets",
+]

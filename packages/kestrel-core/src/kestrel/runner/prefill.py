@@ -1,145 +1,157 @@
-"""Prefill launches: chunks of one or several sequences, side by side, from values that the host knows."""
+"""Prefill launches: chunks of one or several sequences side by side, and the tokens that some of them yield."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from kestrel.runner.mirror import to_device
+from kestrel.device import Staging
+from kestrel.runner.chunks import ChunkArrays, ChunkRun, arrays_of
+from kestrel.runner.programs import Programs
+from kestrel.runner.results import Arrival, Pending, ResultRing
 from kestrel.runner.rows import RowTables
 from kestrel.runner.states import Places, StateMap
-from kestrel.spi.batch import Batch, Limits, RowExtent
-from kestrel.state import Lease
+from kestrel.spi.batch import Batch, Limits
+from kestrel.state import FeaturePool
 
-__all__ = ["ChunkRun", "prefill_batch"]
-
-
-@dataclass(slots=True, kw_only=True)
-class ChunkRun:
-    """A chunk of one sequence: ``ids`` int64 [n] at positions from ``start`` on, after that many computed ones.
-
-    ``aux`` int64 [n, W]; ``positions`` int64 [P, n]; ``media_rows`` int64 [n] rows of the feature pool (−1: text), or
-    None. ``ranges``: bidirectional ranges inside the chunk. ``stores``: (position, slot) of checkpoints to keep.
-    ``lease`` None: nobody's, on scratch. ``samples``: the last position yields a token. ``probes``: (place in the
-    chunk, ids) to give log-probabilities of.
-    """
-
-    row: int
-    lease: Lease | None
-    start: int
-    ids: NDArray[np.int64]
-    aux: NDArray[np.int64]
-    positions: NDArray[np.int64]
-    media_rows: NDArray[np.int64] | None = None
-    ranges: tuple[tuple[int, int], ...] = ()
-    stores: Sequence[tuple[int, int]] = ()
-    samples: bool = False
-    probes: Sequence[tuple[int, tuple[int, ...]]] = field(default_factory=tuple)
-
-    @property
-    def end(self) -> int:
-        """One past the last position."""
-        return self.start + len(self.ids)
+__all__ = ["PrefillResult", "Prefiller"]
 
 
-def prefill_batch(
-    chunks: Sequence[ChunkRun],
-    states: StateMap,
-    rows: RowTables,
-    features_RC: torch.Tensor | None,
-    device: torch.device,
-) -> Batch:
-    """The batch of a prefill launch. ``features_RC`` is used when a chunk has media."""
-    lengths = [len(chunk.ids) for chunk in chunks]
-    longest = max(chunk.end for chunk in chunks)
-    cu = _dev(np.cumsum([0, *lengths], dtype=np.int32), device)
-    limits = Limits(
-        max_rows=len(chunks), max_tokens=sum(lengths), max_query_len=max(lengths), max_context_len=longest
-    )
-    extents = tuple(RowExtent(len(chunk.ids), chunk.start, chunk.ranges) for chunk in chunks)
-    has_media = features_RC is not None and any(chunk.media_rows is not None for chunk in chunks)
-    host_stores = tuple(
-        (index, position - chunk.start, slot)
-        for index, chunk in enumerate(chunks)
-        for position, slot in chunk.stores
-    )
-    row_ids = np.array([chunk.row for chunk in chunks], dtype=np.int64)
-    aux_TW = np.concatenate([chunk.aux for chunk in chunks])
-    width = -(-longest // states.page_size)
-    places = Places(
-        computed_B=_dev(np.array([chunk.start for chunk in chunks], dtype=np.int32), device),
-        cu_seqlens=cu,
-        limits=limits,
-        extents=extents,
-        slots=[_dev(_slots(chunks, table, states.page_size), device) for table in rows.hosts],
-        tables=[_dev(table[row_ids, :width], device) for table in rows.hosts],
-        state_slots_B=_dev(_state_slots(chunks, states), device),
-        entries_B=_dev(_entries(chunks, states), device),
-        lens_B=_dev(np.array([_cross_len(chunk) for chunk in chunks], dtype=np.int32), device),
-        stores=_dev(np.array(host_stores, dtype=np.int64).reshape(-1, 3), device),
-        host_stores=host_stores,
-        bidirectional_end_T=_range_ends(chunks, device),
-    )
-    return Batch(
-        ids_T=_dev(np.concatenate([chunk.ids for chunk in chunks]), device),
-        aux_TW=_dev(aux_TW, device),
-        media_rows_T=_dev(np.concatenate([_media_rows(chunk) for chunk in chunks]), device),
-        positions_PT=_dev(np.concatenate([chunk.positions for chunk in chunks], axis=1), device),
-        cu_seqlens=cu,
-        states=states.views(places),
-        adapter_slots_B=_dev(np.zeros(len(chunks), dtype=np.int64), device),
-        limits=limits,
-        features_RC=features_RC if has_media else None,
-        extents=extents,
-        has_aux=bool(aux_TW.any()),
-    )
+@dataclass(slots=True)
+class PrefillResult:
+    """A prefill launch under way: ``pending`` rows are the chunks that sample, in order; ``probes``, once ``wait``
+    has returned, are log-probabilities in order of chunk and probe."""
+
+    pending: Pending | None
+    probes: list[list[float]]
+    arrival: Arrival | None = None
+
+    def wait(self) -> None:
+        """Until the probes are on the host."""
+        if self.arrival is not None:
+            self.probes, self.arrival = self.arrival.read(), None
 
 
-_dev = to_device
+@dataclass(slots=True)
+class _Sampling:
+    """Who samples: rows on the host and the device, and the places of their hidden states. ``alive``: the rows in
+    front of the padding."""
+
+    rows_host: list[int]
+    rows_N: torch.Tensor
+    places_N: torch.Tensor
+    alive: int
 
 
-def _slots(chunks: Sequence[ChunkRun], table: NDArray[np.int32], page_size: int) -> NDArray[np.int64]:
-    parts = []
-    for chunk in chunks:
-        at = np.arange(chunk.start, chunk.end)
-        parts.append(table[chunk.row, at // page_size].astype(np.int64) * page_size + at % page_size)
-    return np.concatenate(parts)
+class Prefiller:
+    """Launches chunks. ``overlaps``: steps overlap, so rows that sample become alive here. ``pads``: always as many
+    rows sample."""
 
+    def __init__(
+        self,
+        programs: Programs,
+        states: StateMap,
+        rows: RowTables,
+        results: ResultRing,
+        staging: Staging,
+        features: FeaturePool | None,
+        *,
+        max_rows: int,
+        overlaps: bool,
+        pads: bool,
+    ) -> None:
+        self._programs, self._states, self._rows = programs, states, rows
+        self._results, self._staging, self._features = results, staging, features
+        self._max_rows, self._overlaps, self._pads = max_rows, overlaps, pads
 
-def _state_slots(chunks: Sequence[ChunkRun], states: StateMap) -> NDArray[np.int64]:
-    if not states.recurrent:
-        return np.zeros(len(chunks), dtype=np.int64)
-    name = states.recurrent[0]
-    return np.array([chunk.lease.state_slot(name) if chunk.lease else 0 for chunk in chunks], dtype=np.int64)
+    def launch(self, chunks: Sequence[ChunkRun]) -> PrefillResult:
+        """Launch ``chunks``; those that sample make their row alive. What the host changed since the last launch
+        goes to the device with what they bring."""
+        arrays = arrays_of(chunks, self._states, self._rows)
+        sampling = self._sampling(chunks)
+        probes = self._probes(chunks)
+        staged = self._put(arrays)
+        self._staging.send()
+        h_TC = self._programs.forward(self._batch(arrays, staged))
+        asked = [self._programs.logprobs(h_TC[at : at + 1], ids)[0] for at, ids in probes]
+        pending = None if sampling is None else self._sample(h_TC, sampling)
+        return PrefillResult(pending, [], self._results.fetch(asked) if asked else None)
 
+    # -- what goes to the device
 
-def _entries(chunks: Sequence[ChunkRun], states: StateMap) -> NDArray[np.int64]:
-    if not states.cross:
-        return np.zeros(len(chunks), dtype=np.int64)
-    name = states.cross[0]
-    entries = [chunk.lease.cross_entry(name)[0] if chunk.lease else 0 for chunk in chunks]
-    return np.array(entries, dtype=np.int64)
+    def _put(self, arrays: ChunkArrays) -> dict[str, torch.Tensor]:
+        put = self._staging.put
+        staged = {name: put(array) for name, array in (arrays.tokens | arrays.sequences).items()}
+        staged["aux"] = put(arrays.aux)
+        staged["cu"] = put(np.cumsum([0, *arrays.lengths], dtype=np.int32))
+        staged["stores"] = put(np.array(arrays.stores, dtype=np.int64).reshape(-1, 3))
+        return staged
 
+    def _sampling(self, chunks: Sequence[ChunkRun]) -> _Sampling | None:
+        ends = np.cumsum([len(chunk.ids) for chunk in chunks]) - 1
+        picked = [(chunk.row, end) for chunk, end in zip(chunks, ends.tolist(), strict=True) if chunk.samples]
+        if not picked:
+            return None
+        alive = len(picked)
+        if self._pads:
+            picked += [(self._rows.scratch, picked[-1][1])] * (self._max_rows - alive)
+        table = np.array(picked, dtype=np.int64).T
+        put = self._staging.put
+        return _Sampling([row for row, _ in picked], put(table[0].copy()), put(table[1].copy()), alive)
 
-def _cross_len(chunk: ChunkRun) -> int:
-    return chunk.lease.cross_len if chunk.lease else 0
+    def _probes(self, chunks: Sequence[ChunkRun]) -> list[tuple[int, torch.Tensor]]:
+        found: list[tuple[int, torch.Tensor]] = []
+        start = 0
+        for chunk in chunks:
+            for place, ids in chunk.probes:
+                found.append((start + place, self._staging.put(np.array(ids, dtype=np.int64))))
+            start += len(chunk.ids)
+        return found
 
+    # -- on the device
 
-def _media_rows(chunk: ChunkRun) -> NDArray[np.int64]:
-    return np.full(len(chunk.ids), -1, dtype=np.int64) if chunk.media_rows is None else chunk.media_rows
+    def _batch(self, arrays: ChunkArrays, staged: dict[str, torch.Tensor]) -> Batch:
+        limits = Limits(
+            max_rows=len(arrays.lengths),
+            max_tokens=sum(arrays.lengths),
+            max_query_len=max(arrays.lengths),
+            max_context_len=arrays.longest,
+        )
+        width = -(-arrays.longest // self._states.page_size)
+        places = Places(
+            computed_B=staged["computed"],
+            cu_seqlens=staged["cu"],
+            limits=limits,
+            extents=arrays.extents,
+            slots=list(staged["slots"].unbind(0)),
+            tables=[table[:, :width].index_select(0, staged["rows"]) for table in self._rows.tables],
+            state_slots_B=staged["state_slots"],
+            entries_B=staged["entries"],
+            lens_B=staged["cross_lens"],
+            stores=staged["stores"],
+            host_stores=arrays.stores,
+            bidirectional_end_T=staged.get("range_ends"),
+        )
+        return Batch(
+            ids_T=staged["ids"],
+            aux_TW=staged["aux"],
+            media_rows_T=staged["media_rows"],
+            positions_PT=staged["positions"],
+            cu_seqlens=staged["cu"],
+            states=self._states.views(places),
+            adapter_slots_B=staged["adapters"],
+            limits=limits,
+            features_RC=self._features.tensor if self._features is not None and arrays.has_media else None,
+            extents=arrays.extents,
+            has_aux=bool(arrays.aux.any()),
+        )
 
-
-def _range_ends(chunks: Sequence[ChunkRun], device: torch.device) -> torch.Tensor | None:
-    if not any(chunk.ranges for chunk in chunks):
-        return None
-    ends = []
-    for chunk in chunks:
-        part = np.zeros(len(chunk.ids), dtype=np.int32)
-        for start, end in chunk.ranges:
-            part[start - chunk.start : end - chunk.start] = end
-        ends.append(part)
-    return _dev(np.concatenate(ends), device)
+    def _sample(self, h_TC: torch.Tensor, sampling: _Sampling) -> Pending:
+        rows_N = sampling.rows_N
+        if self._overlaps:
+            self._rows.live.index_fill_(0, rows_N[: sampling.alive], 1)
+        h_NC = h_TC.index_select(0, sampling.places_N)
+        return self._results.pending(self._programs.sample(h_NC, sampling.rows_host, rows_N))

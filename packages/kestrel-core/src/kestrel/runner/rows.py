@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from kestrel.runner.mirror import to_device
+from kestrel.device import Staging
 from kestrel.runner.states import StateMap
 from kestrel.state import Lease
 
@@ -17,21 +18,24 @@ class RowTables:
 
     ``last_ids`` [R] and ``last_aux`` [R, W]: what sampling produced last, the next decode step's input. ``live`` int64
     [R]: 1 while a row may write state; sampling clears it at a stop id or a fault. ``tables``: [R, max_pages] page
-    ids per group; ``version`` moves when one changed.
+    ids per group; ``version`` moves when one changed. What the host changes here reaches the device with the next
+    ``send`` of ``staging``, before the launch that it makes room for.
     """
 
     def __init__(
-        self, states: StateMap, *, max_rows: int, max_len: int, aux_width: int, device: torch.device
+        self, states: StateMap, staging: Staging, *, max_rows: int, max_len: int, aux_width: int
     ) -> None:
         rows = max_rows + 1
         pages = -(-max_len // states.page_size) + 1
-        self._states, self._device = states, device
+        self._states = states
         self.scratch = max_rows
-        self.last_ids = torch.zeros(rows, dtype=torch.int64, device=device)
-        self.last_aux = torch.zeros(rows, aux_width, dtype=torch.int64, device=device)
-        self.live = torch.zeros(rows, dtype=torch.int64, device=device)
-        self.hosts = [np.zeros((rows, pages), dtype=np.int32) for _ in states.groups]
-        self.tables = [to_device(host, device) for host in self.hosts]
+        self.last_ids = torch.zeros(rows, dtype=torch.int64, device=staging.device)
+        self._live = staging.table((rows,), np.int64)
+        self._last_aux = staging.table((rows, aux_width), np.int64)
+        self._tables = [staging.table((rows, pages), np.int32) for _ in states.groups]
+        self.live, self.last_aux = self._live.tensor, self._last_aux.tensor
+        self.hosts: list[NDArray[np.int32]] = [table.host for table in self._tables]
+        self.tables = [table.tensor for table in self._tables]
         self.version = 0
         self._sent: list[int] = [-1] * rows
         self._lengths: list[int] = [0] * rows
@@ -40,7 +44,8 @@ class RowTables:
         """Give ``row`` to a new lease."""
         self._sent[row] = -1
         if self.last_aux.shape[1]:
-            self.last_aux[row] = 0
+            self._last_aux.host[row] = 0
+            self._last_aux.touch(row)
         self.send(row, lease)
 
     def send(self, row: int, lease: Lease) -> None:
@@ -49,16 +54,22 @@ class RowTables:
             return
         self._sent[row] = lease.version
         self.version += 1
-        for name, host, table in zip(self._states.groups, self.hosts, self.tables, strict=True):
+        for name, table in zip(self._states.groups, self._tables, strict=True):
             pages = lease.table(name)
-            held = max(len(pages), self._lengths[row])
-            host[row, : len(pages)] = pages
-            host[row, len(pages) : held] = 0
-            if self._device.type != "cpu":
-                table[row, :held].copy_(to_device(host[row, :held].copy(), self._device))
+            count, held = len(pages), max(len(pages), self._lengths[row])
+            known = table.host[row]
+            changed = np.flatnonzero(known[:count] != pages)
+            start, stop = (int(changed[0]), int(changed[-1]) + 1) if len(changed) else (count, 0)
+            known[start:stop] = pages[start:stop]
+            if held > count:
+                known[count:held] = 0
+                stop = held
+            if start < stop:
+                table.touch(row, start, stop)
         self._lengths[row] = len(pages) if self._states.groups else 0
 
     def unbind(self, row: int) -> None:
         """``row`` has no sequence any more: whatever still names it writes to scratch."""
         self._sent[row] = -1
-        self.live[row] = 0
+        self._live.host[row] = 0
+        self._live.touch(row)
