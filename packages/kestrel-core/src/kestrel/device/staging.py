@@ -25,10 +25,12 @@ def shares_host(device: torch.device) -> bool:
 
 
 class Staging:
-    """Arrays and table rows on their way to ``device``. For one thread."""
+    """Arrays and table rows on their way to ``device``. For one thread. ``ring``: launches that read theirs while the
+    next is filled."""
 
-    def __init__(self, device: torch.device, *, least_bytes: int = LEAST_BYTES) -> None:
+    def __init__(self, device: torch.device, *, least_bytes: int = LEAST_BYTES, ring: int = RING) -> None:
         self.device = device
+        self._size = ring
         self.is_shared = shares_host(device)
         self._least = least_bytes
         self._ring: list[_Slot] = []
@@ -36,7 +38,7 @@ class Staging:
         self._touched: list[RowTable] = []
 
     def put(self, array: NDArray[Any]) -> torch.Tensor:
-        """Where ``array`` will be on the device once ``send`` ran, until ``RING`` more sends; on a CPU its memory."""
+        """Where ``array`` will be on the device once ``send`` ran, until ``ring`` more sends; on a CPU its memory."""
         return torch.from_numpy(array) if self.is_shared else self._slot().put(array)
 
     def put_all(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -60,7 +62,7 @@ class Staging:
         self._ring[self._turn].send()
         for table, (where, values) in zip(touched, changes, strict=True):
             table.flat.index_copy_(0, where, values)
-        self._turn = (self._turn + 1) % RING
+        self._turn = (self._turn + 1) % self._size
 
     def touched(self, table: RowTable) -> None:
         """``table`` has rows to send. For ``RowTable``."""
@@ -68,7 +70,7 @@ class Staging:
 
     def _slot(self) -> _Slot:
         if not self._ring:
-            self._ring = [_Slot(self.device, self._least) for _ in range(RING)]
+            self._ring = [_Slot(self.device, self._least) for _ in range(self._size)]
         return self._ring[self._turn]
 
 

@@ -83,7 +83,8 @@ class RecurrentView:
     ``parts``: name to [layers, slots, *shape]; slot 0 is scratch. ``slots_B``: int64 [B], the live state slot of
     each sequence (scratch when dead). ``cu_seqlens``: int32 [B + 1].
     ``stores``: int64 [M, 3] rows of (row in this batch, token count within this launch after which to store,
-    destination slot): ops copy the live state there as they pass it. Empty for most launches.
+    destination slot): ops copy the live state there as they pass it. Empty for most launches. Rows (0, 0, 0) are
+    padding of a captured program: slot 0 is scratch, so an op may copy any state there, or none.
     ``extents``: host copies, or None in a captured program; ``host_stores``: likewise of ``stores``.
     ``memo``: as ``PagedView``'s.
     """

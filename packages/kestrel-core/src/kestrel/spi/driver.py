@@ -55,10 +55,12 @@ class TokenSpec:
 
 
 class TokenDriver(ABC):
-    """An autoregressive model. ``forward``, ``logits`` and ``aux_logits`` are branch-free (no sync, no ``.item()``)."""
+    """An autoregressive model. ``forward``, ``logits``, ``aux_logits`` and ``features`` are branch-free (no sync, no
+    ``.item()``). ``device``: where the model is; only the default ``encode`` asks."""
 
     spec: TokenSpec
     tokenizer: TextTokenizer
+    device: torch.device
 
     def prepare(self, item: MediaItem, settings: Mapping[str, Any]) -> Prepared:
         """``item`` ready for ``encode``, on a pool thread: geometry, uint8 tensors or exact floats, digest.
@@ -106,9 +108,31 @@ class TokenDriver(ABC):
     def encode(self, kind: str, packed: Sequence[Prepared]) -> torch.Tensor:
         """Features of several items of one kind, concatenated: [sum of positions, C] on the device.
 
-        For ``into="cross"`` kinds the rows are the encoder's output, ``write_cross`` splits them.
+        For ``into="cross"`` kinds the rows are the encoder's output, ``write_cross`` splits them. The default runs
+        ``features`` over what ``pack`` gives; a driver overrides either this, or those two.
         """
-        raise NotImplementedError(f"{type(self).__name__} declares media {kind!r} but does not encode it")
+        inputs = self.pack(kind, packed)
+        if inputs is None:
+            raise NotImplementedError(f"{type(self).__name__} declares media {kind!r} but does not encode it")
+        features = self.features(kind, [_joined(parts, self.device) for parts in inputs])
+        rows = sum(item.num_positions for item in packed)
+        return features[:rows] if rows else features
+
+    def pack(self, kind: str, packed: Sequence[Prepared]) -> Sequence[Sequence[torch.Tensor]] | None:
+        """The inputs of ``features`` as host tensors, in order; the tensors of one input are laid side by side along
+        their first dimension on the way to the device, without a wait. None: use ``encode``.
+
+        Cheap: on the device thread. ``features`` runs as a program per tuple of shapes, so shapes that vary a lot are
+        better filled up to a few sizes; rows of padding come last.
+        """
+        return None
+
+    def features(self, kind: str, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
+        """As ``encode``, of what ``pack`` gave, on the device: [rows, C], rows of padding behind those of the items.
+
+        Branch-free but for the shapes of ``inputs``, since it is captured: nothing on the host may steer it.
+        """
+        raise NotImplementedError(f"{type(self).__name__} packs media {kind!r} but computes no features")
 
     def write_cross(
         self, encoded: torch.Tensor, packed: Sequence[Prepared], views: Mapping[str, CrossView]
@@ -192,3 +216,14 @@ class SinglePassDriver(ABC):
     @abstractmethod
     def infer(self, inputs: Sequence[Mapping[str, Any]], encoded: Sequence[Any]) -> list[Any]:
         """One output per input; ``encoded`` holds each input's media features or cross views, leased for the call."""
+
+
+def _joined(parts: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor:
+    """``parts`` side by side on ``device``; without importing torch, which the interface does not need."""
+    first = parts[0]
+    joined = first.new_empty((sum(part.shape[0] for part in parts), *first.shape[1:]), device=device)
+    start = 0
+    for part in parts:
+        joined[start : start + part.shape[0]].copy_(part)
+        start += part.shape[0]
+    return joined
