@@ -138,3 +138,47 @@ def test_a_backend_that_raises_is_left_out_with_its_reason(where, caplog):
     assert row.provider == "low"
     assert "OSError: libcuda is missing" in row.rejected["broken"]
     assert "broken failed" in caplog.text
+
+
+def test_what_keeps_a_program_from_being_captured_is_named_with_its_provider():
+    decode, prefill = (
+        OpQuery.of("paged_attention", mode=mode, dtype="float32") for mode in ("decode", "prefill")
+    )
+    table = resolve_ops([decode, prefill, QUERY])
+    assert [choice.query for choice in table.eager_in("decode")] == [decode]
+    assert [choice.query for choice in table.eager_in("prefill")] == [prefill]
+    assert table.eager_in("encode") == []
+    served = resolve_ops([decode, QUERY], backends=[Backend("fast", op="paged_attention")])
+    assert served.eager_in("decode") == []
+
+
+def test_a_backends_own_op_may_keep_every_program_from_being_captured():
+    backend = Backend("waits")
+    backend.impls = lambda: {
+        "rms_norm": Impl(supports=lambda q: Yes(), fn=len, eager_in=frozenset({"decode"}))
+    }
+    table = resolve_ops([QUERY], backends=[backend])
+    assert [choice.provider for choice in table.eager_in("decode")] == ["waits"]
+    assert table.eager_in("prefill") == []
+
+
+def test_compile_jobs_are_asked_for_the_rows_of_the_programs_that_a_query_runs_in(caplog):
+    asked = {}
+
+    def warm(query, row_counts):
+        asked[query] = list(row_counts)
+        if query.get("dim") == 9:
+            raise RuntimeError("does not know")
+        return [lambda: None] * len(row_counts)
+
+    backend = Backend("jit")
+    backend.impls = lambda: {
+        op: Impl(supports=lambda q: Yes(), fn=len, warm=warm) for op in ("rms_norm", "paged_attention")
+    }
+    decode = OpQuery.of("paged_attention", mode="decode")
+    broken = OpQuery.of("rms_norm", dim=9)
+    table = resolve_ops([QUERY, decode, broken, OpQuery.of("rope")], backends=[backend])
+    jobs = table.compile_jobs({"decode": (1, 2), "prefill": (2, 128)})
+    assert asked == {QUERY: [1, 2, 128], decode: [1, 2], broken: [1, 2, 128]}
+    assert len(jobs) == 5
+    assert "does not say what to compile" in caplog.text

@@ -67,7 +67,8 @@ class Op:
     """A kernel contract. ``reference`` has the signature that all implementations share; its docstring is the contract.
 
     ``facts`` says what a query of this op carries. ``tolerances`` are by dtype name; a dtype without one is not
-    tested.
+    tested. ``eager_in``: programs in which the reference is not captured (as ``Impl.eager_in``), since without the
+    host's copies of lengths it computes for the longest that there could be.
     """
 
     name: str
@@ -75,6 +76,7 @@ class Op:
     cases: Callable[[], Sequence[Case]]
     tolerances: Mapping[str, Tolerance]
     facts: Mapping[str, str] = field(default_factory=dict)
+    eager_in: frozenset[str] = frozenset()
 
     def tolerance(self, dtype: torch.dtype) -> Tolerance:
         """How far an implementation may be from the reference in ``dtype``; KeyError when it is not tested."""

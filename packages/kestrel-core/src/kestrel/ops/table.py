@@ -6,7 +6,7 @@ Does not know models; a driver's needs and the layers' queries come in as ``OpQu
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -78,6 +78,33 @@ class OpTable:
         """Every query asked so far with its provider, sorted by query."""
         return sorted(self._choices.values(), key=lambda choice: str(choice.query))
 
+    def eager_in(self, program: str) -> list[OpChoice]:
+        """Choices that keep ``program`` ("decode", "prefill" or "encode") from being captured. A query that says its
+        ``mode`` takes part in that program alone."""
+        return [
+            choice
+            for choice in self.rows()
+            if program in self._impls[choice.query].eager_in and choice.query.get("mode", program) == program
+        ]
+
+    def compile_jobs(self, row_counts: Mapping[str, Sequence[int]]) -> list[Callable[[], object]]:
+        """What compiles every launch of the queries asked so far, ready to run on any thread.
+
+        ``row_counts``: numbers of rows that launches will have, by program. A query that says its ``mode`` runs in that
+        program alone.
+        """
+        everywhere = sorted({count for counts in row_counts.values() for count in counts})
+        jobs: list[Callable[[], object]] = []
+        for query, impl in list(self._impls.items()):
+            try:
+                jobs += impl.warm(query, row_counts.get(query.get("mode", ""), everywhere))
+            except Exception as error:  # a backend is a plugin: it compiles at the first launch then
+                name = self._choices[query].provider
+                log.warning(
+                    "kernel backend %s does not say what to compile for %s", name, query, exc_info=error
+                )
+        return jobs
+
     def _impl(self, query: OpQuery) -> Impl:
         known = self._impls.get(query)
         return known if known is not None else self._choose(query)
@@ -106,7 +133,7 @@ class OpTable:
         offers = {name: impls[query.op] for name, impls in self._providers.items() if query.op in impls}
         rejected.update({n: f"has no {query.op}" for n in self._providers if n not in offers})
         if reference is not None:
-            offers[REFERENCE] = Impl(supports=_always, fn=reference.reference)
+            offers[REFERENCE] = Impl(supports=_always, fn=reference.reference, eager_in=reference.eager_in)
         wanted = self._overrides.get(query.op)
         if wanted is not None:
             if wanted not in offers:

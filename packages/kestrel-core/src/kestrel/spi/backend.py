@@ -71,6 +71,7 @@ class Impl:
     fn: OpCall
     pack: Callable[[torch.Tensor], torch.Tensor] = field(default=_same)
     warm: Callable[[OpQuery, Sequence[int]], Iterable[Callable[[], object]]] = field(default=_nothing)
+    eager_in: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
