@@ -16,7 +16,14 @@ __all__ = ["MODULES", "CudaBackend"]
 
 OLDEST = (8, 0)  # compute capability: bfloat16 matrix units and asynchronous copies
 
-MODULES: tuple[str, ...] = ()
+MODULES: tuple[str, ...] = (
+    "gates",
+    "kv_write",
+    "norms",
+    "pages",
+    "rope",
+    "routing",
+)
 """Modules of this package with ``IMPLS`` (op name to ``Impl``) and ``compile_cases()`` (see ``compiling``)."""
 
 

@@ -98,7 +98,8 @@ class MoE(nn.Module):
         if shared_hidden is not None:
             self.shared_expert = MLP(ops, dim, shared_hidden, activation=activation, bias=False, dtype=dtype)
             self.shared_expert_gate = Linear(ops, dim, 1, bias=False, dtype=dtype)
-            self._add = ops.resolve(OpQuery.of("output_gate", per_token=True, residual=True, dtype=name))
+            add = OpQuery.of("output_gate", per_token=True, residual=True, dim=dim, dtype=name)
+            self._add = ops.resolve(add)
 
     def forward(self, x_TC: torch.Tensor) -> torch.Tensor:
         """Outputs [T, C]."""

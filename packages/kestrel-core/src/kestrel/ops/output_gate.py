@@ -60,7 +60,7 @@ def _cases() -> Sequence[Case]:
             op="output_gate",
             name=f"{name}{', residual' if residual else ''}",
             make=partial(_make, shape, per_token, residual),
-            facts={"per_token": per_token, "residual": residual},
+            facts={"per_token": per_token, "residual": residual, "dim": shape[-1]},
         )
         for name, (shape, per_token) in _SHAPES.items()
         for residual in (False, True)
@@ -76,5 +76,10 @@ OUTPUT_GATE = Op(
         "bfloat16": Tolerance(2e-2, 2e-2),  # the reference rounds gate and product, a fused kernel need not
         "float16": Tolerance(3e-3, 3e-3),
     },
-    facts={"per_token": "the gate is [T, 1]", "residual": "one is given", "dtype": "of all"},
+    facts={
+        "per_token": "the gate is [T, 1]",
+        "residual": "one is given",
+        "dim": "the last axis of x",
+        "dtype": "of all",
+    },
 )

@@ -1,0 +1,241 @@
+"""qk_norm_rope_kv_write and write_kv: queries, keys and values in one launch, each program a few heads of one token.
+
+Letters: T tokens, H query heads, K key/value heads, D head dim, R rotated dimensions, P pages, S page size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from kestrel.spi import Impl, Limits, OpQuery, PagedView
+from kestrel_kernels_cuda.compiling import CompileCase
+from kestrel_kernels_cuda.launch import Launch, dtype_of, power_of_two, supports_dtypes
+from kestrel_kernels_cuda.rotation import partner, rotated
+
+__all__ = ["IMPLS", "compile_cases", "qk_norm_rope_kv_write", "write_kv"]
+
+TILE = 1024  # numbers of one program
+
+
+@triton.jit
+def _prepared(
+    x, weight, cos, sin, token, head, heads, stride_t, stride_h, stride_cos, stride_sin, eps,
+    DIM: tl.constexpr, ROTATED: tl.constexpr, BLOCK: tl.constexpr, ADD_ONE: tl.constexpr,
+):  # fmt: skip
+    """Heads ``head`` of a token: normed when there is a weight, rotated when ROTATED; float32."""
+    dim = tl.arange(0, BLOCK)[None, :]
+    inside = (head < heads) & (dim < DIM)
+    row = x + token * stride_t + head * stride_h
+    value = tl.load(row + dim, mask=inside, other=0.0).to(tl.float32)
+    other_dim = partner(dim, ROTATED)
+    other = value
+    if ROTATED:
+        other = tl.load(row + other_dim, mask=inside, other=0.0).to(tl.float32)
+    if weight is not None:
+        scale = tl.rsqrt(tl.sum(value * value, axis=1)[:, None] / DIM + eps)
+        factor = tl.load(weight + dim, mask=dim < DIM, other=0.0).to(tl.float32)
+        value = value * scale * (factor + 1.0 if ADD_ONE else factor)
+        if ROTATED:
+            factor = tl.load(weight + other_dim, mask=dim < DIM, other=0.0).to(tl.float32)
+            other = other * scale * (factor + 1.0 if ADD_ONE else factor)
+    if ROTATED:
+        value = rotated(value, other, cos, sin, token, stride_cos, stride_sin, dim, ROTATED)
+    return value
+
+
+@triton.jit(do_not_specialize=["heads", "kv_heads", "q_groups", "kv_groups"])
+def kv_write_kernel(
+    q, k, v, q_weight, k_weight, cos, sin, slots, out, k_pages, v_pages,
+    heads, kv_heads, q_groups, kv_groups, eps,
+    stride_qt, stride_qh, stride_kt, stride_kh, stride_vt, stride_vh, stride_cos, stride_sin,
+    stride_page, stride_head, stride_slot,
+    DIM: tl.constexpr, PAGE: tl.constexpr, ROTATED: tl.constexpr, ADD_ONE: tl.constexpr,
+    BLOCK: tl.constexpr, HEADS: tl.constexpr,
+):  # fmt: skip
+    """Programs (token, group): ``q_groups`` of query heads, ``kv_groups`` of keys, as many of values."""
+    token = tl.program_id(0).to(tl.int64)
+    group = tl.program_id(1)
+    lane = tl.arange(0, HEADS)[:, None]
+    dim = tl.arange(0, BLOCK)[None, :]
+    if group < q_groups:
+        if q is not None:
+            head = group * HEADS + lane
+            query = _prepared(
+                q, q_weight, cos, sin, token, head, heads, stride_qt, stride_qh, stride_cos, stride_sin, eps,
+                DIM, ROTATED, BLOCK, ADD_ONE,
+            )  # fmt: skip
+            inside = (head < heads) & (dim < DIM)
+            tl.store(out + (token * heads + head) * DIM + dim, query.to(out.dtype.element_ty), mask=inside)
+    else:
+        slot = tl.load(slots + token)
+        place = (slot // PAGE) * stride_page + (slot % PAGE) * stride_slot
+        if group < q_groups + kv_groups:
+            head = (group - q_groups) * HEADS + lane
+            key = _prepared(
+                k, k_weight, cos, sin, token, head, kv_heads, stride_kt, stride_kh, stride_cos, stride_sin, eps,
+                DIM, ROTATED, BLOCK, ADD_ONE,
+            )  # fmt: skip
+            inside = (head < kv_heads) & (dim < DIM)
+            # the keys' dtype first: what is stored is what a key of that dtype would be
+            key = key.to(k.dtype.element_ty)
+            tl.store(
+                k_pages + place + head * stride_head + dim, key.to(k_pages.dtype.element_ty), mask=inside
+            )
+        else:
+            head = (group - q_groups - kv_groups) * HEADS + lane
+            inside = (head < kv_heads) & (dim < DIM)
+            value = tl.load(v + token * stride_vt + head * stride_vh + dim, mask=inside, other=0.0)
+            tl.store(
+                v_pages + place + head * stride_head + dim, value.to(v_pages.dtype.element_ty), mask=inside
+            )
+
+
+def _config(dim: int) -> dict[str, int]:
+    block = power_of_two(dim)
+    return {"BLOCK": block, "HEADS": max(1, TILE // block)}
+
+
+def _adjacent(x: torch.Tensor) -> torch.Tensor:
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def _launch(
+    q_THD: torch.Tensor | None,
+    k_TKD: torch.Tensor,
+    v_TKD: torch.Tensor,
+    view: PagedView,
+    layer: int,
+    angles: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None),
+    weights: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None),
+    eps: float = 0.0,
+    add_one: bool = False,
+) -> tuple[Launch, torch.Tensor | None]:
+    """The launch and the queries it makes; without ``q_THD`` it writes keys and values alone."""
+    k_pages, v_pages = view.k_LPKSD[layer], view.v_LPKSD[layer]
+    assert k_pages.stride() == v_pages.stride(), "keys and values lie differently in their pages"
+    assert k_pages.stride(-1) == 1, "a key's numbers are not adjacent"
+    tokens, kv_heads, dim = k_TKD.shape
+    k_TKD, v_TKD = _adjacent(k_TKD), _adjacent(v_TKD)
+    cos, sin = angles
+    turned = 0 if cos is None or sin is None else cos.shape[1]
+    config = _config(dim)
+    kv_groups = triton.cdiv(kv_heads, config["HEADS"])
+    heads, q_groups, q_strides, out = 0, 0, (0, 0), None
+    if q_THD is not None:
+        q_THD = _adjacent(q_THD)
+        heads, q_strides = q_THD.shape[1], q_THD.stride()[:2]
+        q_groups = triton.cdiv(heads, config["HEADS"])
+        out = torch.empty((tokens, heads, dim), dtype=q_THD.dtype, device=q_THD.device)
+    launch = Launch(
+        kv_write_kernel,
+        (tokens, q_groups + 2 * kv_groups),
+        (
+            q_THD, k_TKD, v_TKD, *weights, cos, sin, view.slots_T, out, k_pages, v_pages,
+            heads, kv_heads, q_groups, kv_groups, eps,
+            *q_strides, *k_TKD.stride()[:2], *v_TKD.stride()[:2],
+            0 if cos is None else cos.stride(0), 0 if sin is None else sin.stride(0), *k_pages.stride()[:3],
+        ),
+        {"DIM": dim, "PAGE": view.page_size, "ROTATED": turned, "ADD_ONE": add_one, "num_warps": 4, **config},
+    )  # fmt: skip
+    return launch, out
+
+
+def qk_norm_rope_kv_write(
+    q_THD: torch.Tensor,
+    k_TKD: torch.Tensor,
+    v_TKD: torch.Tensor,
+    view: PagedView,
+    layer: int,
+    cos_TR: torch.Tensor | None = None,
+    sin_TR: torch.Tensor | None = None,
+    q_weight_D: torch.Tensor | None = None,
+    k_weight_D: torch.Tensor | None = None,
+    eps: float = 1e-6,
+    *,
+    add_one: bool = False,
+) -> torch.Tensor:
+    """As ``kestrel.ops.qk_norm_rope_kv_write``. Queries that nothing changes are returned as they are."""
+    changes = cos_TR is not None or q_weight_D is not None
+    launch, out = _launch(
+        q_THD if changes else None, k_TKD, v_TKD, view, layer,
+        (cos_TR, sin_TR), (q_weight_D, k_weight_D), eps, add_one,
+    )  # fmt: skip
+    launch.run()
+    return q_THD if out is None else out
+
+
+def write_kv(k_TKD: torch.Tensor, v_TKD: torch.Tensor, view: PagedView, layer: int) -> None:
+    """As ``kestrel.ops.write_kv.write_kv``."""
+    _launch(None, k_TKD, v_TKD, view, layer)[0].run()
+
+
+def _meta_view(query: OpQuery) -> PagedView:
+    def empty(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    pool = empty(1, 2, query.get("kv_heads"), query.get("page"), query.get("head_dim"), dtype=dtype_of(query))
+    return PagedView(
+        k_LPKSD=pool, v_LPKSD=pool, page_table_BN=empty(1, 1), slots_T=empty(2, dtype=torch.int64),
+        computed_B=empty(1), cu_seqlens=empty(2), page_size=query.get("page"),
+        limits=Limits(max_rows=1, max_tokens=2, max_query_len=2, max_context_len=2),
+    )  # fmt: skip
+
+
+def _warm_fused(query: OpQuery, row_counts: Sequence[int]) -> Iterable[Callable[[], object]]:
+    """One job, for a pool of the keys' dtype and one projection of q, k and v."""
+    heads, kv_heads, dim = query.get("heads"), query.get("kv_heads"), query.get("head_dim")
+    packed = torch.empty((2, heads + 2 * kv_heads, dim), dtype=dtype_of(query), device="meta")
+    q, k, v = packed.split_with_sizes([heads, kv_heads, kv_heads], dim=1)
+    norm, turned = query.get("norm"), query.get("rot_dim")
+    weight = torch.empty(dim, dtype=dtype_of(query), device="meta") if norm else None
+    angle = torch.empty((2, turned), dtype=torch.float32, device="meta") if turned else None
+    launch, _ = _launch(
+        q if norm or turned else None, k, v, _meta_view(query), 0, (angle, angle), (weight, weight), 1e-6,
+        norm == "rms_plus_one",
+    )  # fmt: skip
+    return (launch.compile,)
+
+
+def _warm_write(query: OpQuery, row_counts: Sequence[int]) -> Iterable[Callable[[], object]]:
+    k = torch.empty((2, query.get("kv_heads"), query.get("head_dim")), dtype=dtype_of(query), device="meta")
+    return (_launch(None, k, k, _meta_view(query), 0)[0].compile,)
+
+
+IMPLS: Mapping[str, Impl] = {
+    "qk_norm_rope_kv_write": Impl(supports=supports_dtypes, fn=qk_norm_rope_kv_write, warm=_warm_fused),
+    "write_kv": Impl(supports=supports_dtypes, fn=write_kv, warm=_warm_write),
+}
+
+_STRIDES = (
+    "stride_qt", "stride_qh", "stride_kt", "stride_kh", "stride_vt", "stride_vh", "stride_cos", "stride_sin",
+    "stride_page", "stride_head", "stride_slot",
+)  # fmt: skip
+
+
+def compile_cases() -> Iterator[CompileCase]:
+    """Qwen's head of 256 with everything, the largest head, and a bare write."""
+    for dim, turned, fused in ((256, 64, True), (512, 512, True), (64, 0, False)):
+        pointers = ("k", "v", "k_pages", "v_pages") + (("q", "out", "q_weight", "k_weight") if fused else ())
+        signature = dict.fromkeys(pointers, "*bf16") | {"slots": "*i64", "eps": "fp32"}
+        signature |= dict.fromkeys(("cos", "sin"), "*fp32") if turned else {}
+        signature |= dict.fromkeys(("heads", "kv_heads", "q_groups", "kv_groups", *_STRIDES), "i32")
+        constants: dict[str, Any] = {
+            "DIM": dim,
+            "PAGE": 16,
+            "ROTATED": turned,
+            "ADD_ONE": fused,
+            **_config(dim),
+        }
+        missing = {"q", "out", "q_weight", "k_weight", "cos", "sin"} - set(signature)
+        yield CompileCase(
+            name=f"kv_write {dim}{' fused' if fused else ''}",
+            kernel=kv_write_kernel,
+            signature=signature,
+            constexprs=constants | dict.fromkeys(missing),
+            aligned=_STRIDES,
+        )

@@ -1,0 +1,70 @@
+"""One launch of a kernel as a value, so that the code that launches is also the code that compiles ahead of it.
+
+A launcher builds ``Launch`` from tensors. An op runs it; a warm-up job builds it from tensors of the meta device, which
+take no memory, and compiles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from kestrel.spi import No, OpQuery, Yes
+
+__all__ = ["DTYPES", "Launch", "dtype_of", "power_of_two", "refuse_dtype", "supports_dtypes", "triton_type"]
+
+DTYPES: Mapping[str, torch.dtype] = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+_POINTERS = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16"}
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """``kernel`` over ``grid`` with positional ``args``; ``meta``: constants, ``num_warps`` and ``num_stages``."""
+
+    kernel: Any
+    grid: tuple[int, ...]
+    args: tuple[Any, ...]
+    meta: Mapping[str, Any] = field(default_factory=dict)
+
+    def run(self) -> None:
+        """Launch on the current stream; nothing when the grid is empty."""
+        if all(self.grid):
+            self.kernel[self.grid](*self.args, **self.meta)
+
+    def compile(self) -> None:
+        """Compile for the current device without launching. Safe on any thread."""
+        self.kernel.warmup(*self.args, grid=self.grid, **self.meta)
+
+
+def power_of_two(number: int) -> int:
+    """The smallest power of two that is not below ``number``."""
+    return 1 << max(0, number - 1).bit_length()
+
+
+def dtype_of(query: OpQuery) -> torch.dtype:
+    """The dtype of a query that ``refuse_dtype`` let pass."""
+    return DTYPES[query.get("dtype")]
+
+
+def triton_type(dtype: torch.dtype) -> str:
+    """How Triton's signatures spell a pointer to ``dtype``."""
+    return _POINTERS[dtype]
+
+
+def refuse_dtype(query: OpQuery) -> No | None:
+    """Why a query's dtype is not served; None when it is."""
+    if query.get("dtype") in DTYPES:
+        return None
+    return No(f"serves {', '.join(DTYPES)}, not {query.get('dtype')}")
+
+
+def supports_dtypes(query: OpQuery) -> Yes | No:
+    """Yes to every query of a dtype in ``DTYPES``."""
+    return refuse_dtype(query) or Yes()

@@ -1,0 +1,176 @@
+"""rms_norm, layer_norm and add_norm: one kernel, whole rows in registers, float32 inside.
+
+Letters: R rows (all leading axes), C the width normalised over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from kestrel.spi import Impl, No, OpQuery, Yes
+from kestrel_kernels_cuda.compiling import CompileCase
+from kestrel_kernels_cuda.launch import Launch, dtype_of, power_of_two, refuse_dtype
+
+__all__ = ["IMPLS", "add_norm", "compile_cases", "layer_norm", "rms_norm"]
+
+WIDEST = 16384  # 32 numbers a thread at 16 warps
+TILE = 1024  # numbers that a program takes at least: narrow rows share one
+
+
+@triton.jit(do_not_specialize=["rows"])
+def norm_kernel(
+    x, delta, weight, bias, total, out, rows, stride_x, stride_delta, eps,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, ADD_ONE: tl.constexpr, CENTRE: tl.constexpr,
+):  # fmt: skip
+    """``out`` [R, C] is the norm of x + delta, ``total`` the sum; ``delta``, ``weight``, ``bias`` may be None."""
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    column = tl.arange(0, BLOCK)[None, :]
+    inside = (row < rows) & (column < WIDTH)
+    value = tl.load(x + row * stride_x + column, mask=inside, other=0.0)
+    if delta is not None:
+        added = tl.load(delta + row * stride_delta + column, mask=inside, other=0.0)
+        value = (value.to(tl.float32) + added.to(tl.float32)).to(value.dtype)
+        tl.store(total + row * WIDTH + column, value, mask=inside)
+    wide = value.to(tl.float32)
+    if CENTRE:
+        mean = tl.sum(wide, axis=1)[:, None] / WIDTH
+        wide = tl.where(inside, wide - mean, 0.0)
+    normed = wide * tl.rsqrt(tl.sum(wide * wide, axis=1)[:, None] / WIDTH + eps)
+    if weight is not None:
+        factor = tl.load(weight + column, mask=column < WIDTH, other=0.0).to(tl.float32)
+        if ADD_ONE:
+            factor += 1.0
+        normed *= factor
+    if bias is not None:
+        normed += tl.load(bias + column, mask=column < WIDTH, other=0.0).to(tl.float32)
+    tl.store(out + row * WIDTH + column, normed.to(out.dtype.element_ty), mask=inside)
+
+
+def _config(width: int) -> dict[str, int]:
+    """By the width alone, so that a row's sums never depend on how many rows there are."""
+    block = power_of_two(width)
+    rows = max(1, TILE // block)
+    return {"BLOCK": block, "ROWS": rows, "num_warps": min(16, max(4, block // 256))}
+
+
+def _rows_of(x: torch.Tensor) -> torch.Tensor:
+    """``x`` [R, C] with adjacent columns; a view where its strides allow one."""
+    flat = x.reshape(-1, x.shape[-1])
+    return flat if flat.stride(1) == 1 or flat.shape[1] == 1 else flat.contiguous()
+
+
+def _launch(
+    x: torch.Tensor,
+    delta: torch.Tensor | None,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    eps: float,
+    kind: str,
+) -> tuple[Launch, torch.Tensor, torch.Tensor | None]:
+    """The launch, its norm, and its sum (None without ``delta``)."""
+    width = x.shape[-1]
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    total = None if delta is None else torch.empty_like(out)
+    rows_x, rows_delta = _rows_of(x), None if delta is None else _rows_of(delta)
+    config = _config(width)
+    rows = rows_x.shape[0]
+    stride_delta = 0 if rows_delta is None else rows_delta.stride(0)
+    launch = Launch(
+        norm_kernel,
+        (triton.cdiv(rows, config["ROWS"]),),
+        (rows_x, rows_delta, weight, bias, total, out, rows, rows_x.stride(0), stride_delta, eps),
+        {"WIDTH": width, "ADD_ONE": kind == "rms_plus_one", "CENTRE": kind == "layer", **config},
+    )
+    return launch, out, total
+
+
+def rms_norm(
+    x: torch.Tensor, weight: torch.Tensor | None, eps: float = 1e-6, *, add_one: bool = False
+) -> torch.Tensor:
+    """As ``kestrel.ops.norms.rms_norm``."""
+    launch, out, _ = _launch(x, None, weight, None, eps, "rms_plus_one" if add_one else "rms")
+    launch.run()
+    return out
+
+
+def layer_norm(
+    x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None = None, eps: float = 1e-5
+) -> torch.Tensor:
+    """As ``kestrel.ops.norms.layer_norm``."""
+    launch, out, _ = _launch(x, None, weight, bias, eps, "layer")
+    launch.run()
+    return out
+
+
+def add_norm(
+    x: torch.Tensor,
+    delta: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None = None,
+    eps: float = 1e-6,
+    *,
+    kind: str = "rms",
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """As ``kestrel.ops.norms.add_norm``."""
+    launch, out, total = _launch(x, delta, weight, bias, eps, kind)
+    launch.run()
+    assert total is not None
+    return total, out
+
+
+def supports(query: OpQuery) -> Yes | No:
+    """Yes up to rows of ``WIDEST`` numbers."""
+    if refused := refuse_dtype(query):
+        return refused
+    if query.get("dim", 0) > WIDEST:
+        return No(f"holds a row of at most {WIDEST} numbers in registers, not {query.get('dim')}")
+    return Yes()
+
+
+def _warm(op: str, query: OpQuery, row_counts: Sequence[int]) -> Iterable[Callable[[], object]]:
+    """One job: the kernel does not depend on the number of rows."""
+    kind, width = query.get("kind"), query.get("dim")
+    x, weight = (torch.empty(shape, dtype=dtype_of(query), device="meta") for shape in ((2, width), (width,)))
+    launch, _, _ = _launch(
+        x, x if op == "add_norm" else None, weight, weight if kind == "layer" else None, 1e-6, kind
+    )
+    return (launch.compile,)
+
+
+IMPLS: Mapping[str, Impl] = {
+    name: Impl(supports=supports, fn=fn, warm=partial(_warm, name))
+    for name, fn in (("rms_norm", rms_norm), ("layer_norm", layer_norm), ("add_norm", add_norm))
+}
+
+
+def compile_cases() -> Iterator[CompileCase]:
+    """The published widths that differ most in configuration, and every branch of the kernel once."""
+    for width, kind, adds, has_bias in (
+        (256, "rms_plus_one", False, False),
+        (2560, "rms_plus_one", True, False),
+        (1152, "layer", False, True),
+        (WIDEST, "layer", True, True),
+    ):
+        pointers = ["x", "weight", "out"] + ["delta", "total"] * adds + ["bias"] * has_bias
+        constants: dict[str, Any] = dict.fromkeys({"delta", "total", "bias"} - set(pointers))
+        config = _config(width)
+        warps = config.pop("num_warps")
+        yield CompileCase(
+            name=f"norm {kind} {width}{' add' if adds else ''}",
+            kernel=norm_kernel,
+            signature=dict.fromkeys(pointers, "*bf16")
+            | dict.fromkeys(("rows", "stride_x", "stride_delta"), "i32")
+            | {"eps": "fp32"},
+            constexprs={
+                **constants, **config, "WIDTH": width,
+                "ADD_ONE": kind == "rms_plus_one", "CENTRE": kind == "layer",
+            },
+            num_warps=warps,
+            aligned=("stride_x", "stride_delta"),
+        )  # fmt: skip
