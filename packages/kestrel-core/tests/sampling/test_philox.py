@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kestrel.sampling.philox import Gumbel, Philox, gumbel_of
+from kestrel.ops.philox import Gumbel, Philox, gumbel_of
 
 CPU = torch.device("cpu")
 

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kestrel.config import Settings
+from kestrel.ops.philox import Gumbel
 from kestrel.sampling import Sampler, SamplingParams
-from kestrel.sampling.philox import Gumbel
 from kestrel.spi import Automaton, Decoding, Host, LogitRule, Static, TokenSet, TokenSpec
 from kestrel.types import Token
 
@@ -157,8 +157,7 @@ def rows(draw):
 @given(st.lists(rows(), min_size=1, max_size=4), st.integers(0, 2**31), st.integers(0, 4), st.booleans())
 def test_every_row_of_a_batch_is_sampled_as_by_the_naive_version(batch, noise_seed, preempt_at, on_host):
     generator = torch.Generator().manual_seed(noise_seed)
-    sampler = Sampler(SPEC, max_rows=6, device=torch.device("cpu"))
-    sampler._on_host = on_host
+    sampler = Sampler(SPEC, max_rows=6, device=torch.device("cpu"), branch_free=not on_host)
     places = torch.randperm(6, generator=generator)[: len(batch)].tolist()
     naive = [NaiveRow(*row) for row in batch]
     params = [SamplingParams.resolve(row[0], row[1], SPEC) for row in batch]

@@ -33,8 +33,7 @@ def place(request, monkeypatch):
     start = Sampler.__init__
 
     def begin(self, *args):
-        start(self, *args)
-        self._on_host = request.param
+        start(self, *args, branch_free=not request.param)
 
     monkeypatch.setattr(Sampler, "__init__", begin)
 
@@ -388,12 +387,11 @@ def test_sampling_can_be_captured_whatever_its_rows_need():
         Decoding(rules=rules, needs_aux=True),
         AUX_SPEC,
     )  # fmt: skip
-    sampler = Sampler(AUX_SPEC, 2, CPU)
+    sampler = Sampler(AUX_SPEC, 2, CPU, branch_free=True)
     sampler.set_row(0, params, seed=0)
     sampler.set_row(1, SamplingParams(), seed=0)
     table, rows, h_NC = logits(0, 2), torch.tensor([0, 1]), torch.zeros(2, 3)
 
-    sampler._on_host = False  # as on an accelerator
     with CaptureGuard():
         sampled = sampler.sample(table, [0, 1], rows, h_NC, lambda h, ids: torch.zeros(2, 3, 8))
 
@@ -403,8 +401,7 @@ def test_sampling_can_be_captured_whatever_its_rows_need():
 @pytest.mark.parametrize("on_host", [True, False])
 @pytest.mark.parametrize("settings", [Settings(temperature=0.0), Settings(temperature=1.0, top_p=0.9)])
 def test_faults_are_the_same_whether_the_host_may_look_or_not(on_host, settings):
-    sampler = Sampler(SPEC, 4, CPU)
-    sampler._on_host = on_host
+    sampler = Sampler(SPEC, 4, CPU, branch_free=not on_host)
     for row in range(4):
         sampler.set_row(row, SamplingParams.resolve(settings, Decoding(), SPEC), seed=row)
     table = logits(0, 4)
@@ -429,8 +426,7 @@ def test_faults_are_the_same_whether_the_host_may_look_or_not(on_host, settings)
 def test_draws_are_the_same_whether_the_host_may_look_or_not(settings):
     drawn = []
     for on_host in (True, False):
-        sampler = Sampler(SPEC, 8, CPU)
-        sampler._on_host = on_host
+        sampler = Sampler(SPEC, 8, CPU, branch_free=not on_host)
         for row in range(8):
             own = settings if row % 3 else Settings(temperature=0.0)
             sampler.set_row(row, SamplingParams.resolve(own, Decoding(), SPEC), seed=row)

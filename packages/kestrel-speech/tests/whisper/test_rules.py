@@ -30,10 +30,15 @@ class Row:
 
     def __init__(self, spec, decoding, history=()):
         self.sampler = Sampler(spec, 1, torch.device("cpu"))
-        params = SamplingParams.resolve(
+        self.params = SamplingParams.resolve(
             Settings(temperature=0.0, logprobs=True, top_logprobs=20), decoding, spec
         )
-        self.sampler.set_row(0, params, seed=0, history=[Token(i) for i in history])
+        self.history = [Token(i) for i in history]
+        self.restart()
+
+    def restart(self):
+        """Stand where the history ends."""
+        self.sampler.set_row(0, self.params, seed=0, history=self.history)
 
     def pick(self, logits):
         """The most likely id that the rules leave, and its log-probability."""
@@ -96,22 +101,11 @@ def allowed(built, rules, history, **options):
     for token in range(built.main.spec.vocab_size):
         logits = torch.full((built.main.spec.vocab_size,), -100.0)
         logits[token] = 100.0
-        picked, _, _ = (
-            Row(built.main.spec, decoding, history).pick(logits) if token == 0 else row_pick(row, logits)
-        )
+        row.restart()
+        picked, _, _ = row.pick(logits)
         if picked == token:
             found.add(token)
     return found
-
-
-def row_pick(row, logits):
-    """What ``row`` would pick, without moving on."""
-    state = row.sampler._masks._automata.values.clone()
-    counters = row.sampler._counters.clone()
-    picked = row.pick(logits)
-    row.sampler._masks._automata.values.copy_(state)
-    row.sampler._counters.copy_(counters)
-    return picked
 
 
 def times(*steps):

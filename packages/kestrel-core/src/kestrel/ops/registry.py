@@ -18,6 +18,11 @@ from kestrel.ops.output_gate import OUTPUT_GATE
 from kestrel.ops.paged_attention import PAGED_ATTENTION
 from kestrel.ops.qk_norm_rope_kv_write import QK_NORM_ROPE_KV_WRITE
 from kestrel.ops.rope import ROPE
+from kestrel.ops.sample_argmax import SAMPLE_ARGMAX
+from kestrel.ops.sample_commit import SAMPLE_COMMIT
+from kestrel.ops.sample_draw import SAMPLE_DRAW
+from kestrel.ops.sample_logprobs import SAMPLE_LOGPROBS
+from kestrel.ops.sample_process import SAMPLE_PROCESS
 from kestrel.ops.vision_attention import VISION_ATTENTION
 from kestrel.ops.write_kv import COPY_PAGE, WRITE_KV
 
@@ -42,6 +47,11 @@ OPS: Mapping[str, Op] = MappingProxyType(
             QK_NORM_ROPE_KV_WRITE,
             RMS_NORM,
             ROPE,
+            SAMPLE_ARGMAX,
+            SAMPLE_COMMIT,
+            SAMPLE_DRAW,
+            SAMPLE_LOGPROBS,
+            SAMPLE_PROCESS,
             VISION_ATTENTION,
             WRITE_KV,
         )

@@ -1,6 +1,6 @@
 """Automata on the device: tables of every automaton in use, side by side, and the states of rows.
 
-Shapes: N rows, A automata per row, S states of all automata, K ranges that a state bans, V vocabulary.
+Shapes: A automata in use, S states of all automata, K ranges that a state bans, V vocabulary.
 """
 
 from __future__ import annotations
@@ -12,12 +12,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from kestrel.ops.sample_tables import AutomatonTables
 from kestrel.sampling.ranges import Ranges, banned_ranges, ranges_of
 from kestrel.spi.decoding import Automaton, TokenSet
 
 __all__ = ["AutomatonBank"]
 
 KEEP = 32  # automata without rows that stay; families share a handful
+ROOM = {"base_A": 4, "classes_AV": 4, "offset_S": 256, "num_bounds_S": 256, "bounds_SK2": 256, "next": 1024}
+LEAST_BOUNDS = 8
 
 _FREE = Automaton(classes=(), next=((0,),), mask=(TokenSet.all(),))
 
@@ -37,16 +40,23 @@ class AutomatonBank:
     """Device tables of automata, one copy per distinct object. Entry 0 allows everything: it fills unused columns.
 
     Adding an automaton renumbers entries only when old ones are dropped; ``numbers`` says what each is called now.
+    ``generation`` moves when the tables do: with ``has_room`` they are larger than needed and seldom do.
     """
 
-    def __init__(self, vocab_size: int, device: torch.device) -> None:
-        self._vocab_size = vocab_size
-        self._device = device
+    def __init__(self, vocab_size: int, device: torch.device, *, has_room: bool) -> None:
+        self._vocab_size, self._device, self._has_room = vocab_size, device, has_room
         self._entries: dict[int, _Entry] = {}
+        self._tensors: dict[str, torch.Tensor] = {}
         self.numbers: dict[int, int] = {}
+        self.generation = 0
         self._insert(_FREE)
         self._entries[id(_FREE)].rows = 1
         self._upload()
+
+    @property
+    def tables(self) -> AutomatonTables:
+        """The tables of this generation."""
+        return AutomatonTables(**self._tensors)
 
     def acquire(self, automata: Iterable[Automaton]) -> bool:
         """Hold ``automata`` for one row; True when entries were renumbered."""
@@ -76,15 +86,6 @@ class AutomatonBank:
             state = int(entry.next[state, entry.classes_V[token_id]])
         return state
 
-    def banned(self, numbers_NA: torch.Tensor, states_NA: torch.Tensor) -> torch.Tensor:
-        """Bounds [N, A·K, 2] of what may not follow in each state."""
-        return self._banned_SK2[self._base[numbers_NA] + states_NA].flatten(1, 2)
-
-    def advance(self, numbers_NA: torch.Tensor, states_NA: torch.Tensor, ids_N: torch.Tensor) -> torch.Tensor:
-        """States [N, A] after one more token per row."""
-        classes_NA = self._classes[numbers_NA, ids_N[:, None]]
-        return self._next[self._offset_S[self._base[numbers_NA] + states_NA] + classes_NA].long()
-
     def _insert(self, automaton: Automaton) -> None:
         width = len(automaton.classes) + 1
         classes_V = np.full(self._vocab_size, width - 1, dtype=np.int32)
@@ -113,16 +114,40 @@ class AutomatonBank:
             base + np.arange(size) * entry.next.shape[1]
             for base, size, entry in zip(bases, sizes, entries, strict=True)
         ]
-        most = max(len(mask) for entry in entries for mask in entry.banned) or 1
-        bounds = np.full((sum(sizes), most, 2), self._vocab_size, dtype=np.int64)
-        for state, mask in enumerate(mask for entry in entries for mask in entry.banned):
+        self._put("base_A", np.concatenate(([0], np.cumsum(sizes)[:-1])))
+        self._put("offset_S", np.concatenate(offsets))
+        self._put("next", np.concatenate([entry.next.ravel() for entry in entries]))
+        self._put("classes_AV", np.stack([entry.classes_V for entry in entries]))
+        masks = [mask for entry in entries for mask in entry.banned]
+        self._put("num_bounds_S", np.array([len(mask) for mask in masks], dtype=np.int64))
+        self._put("bounds_SK2", self._bounds(masks))
+
+    def _bounds(self, masks: list[Ranges]) -> NDArray[np.int64]:
+        """Banned ranges of every state; as many per state as any has, or as the tensor has room for."""
+        most = max(map(len, masks)) or 1
+        if self._has_room:
+            held = self._tensors.get("bounds_SK2")
+            most = max(1 << (most - 1).bit_length(), LEAST_BOUNDS if held is None else held.shape[1])
+        bounds = np.full((len(masks), most, 2), self._vocab_size, dtype=np.int64)
+        for state, mask in enumerate(masks):
             if mask:
                 bounds[state, : len(mask)] = mask
-        self._base = self._tensor(np.concatenate(([0], np.cumsum(sizes)[:-1])))
-        self._offset_S = self._tensor(np.concatenate(offsets))
-        self._next = self._tensor(np.concatenate([entry.next.ravel() for entry in entries]))
-        self._classes = self._tensor(np.stack([entry.classes_V for entry in entries]))
-        self._banned_SK2 = self._tensor(bounds)
+        return bounds
 
-    def _tensor(self, values: NDArray[np.generic]) -> torch.Tensor:
-        return torch.from_numpy(np.ascontiguousarray(values)).to(self._device)
+    def _put(self, name: str, values: NDArray[np.generic]) -> None:
+        """Write a table in stream order, into the tensor that holds it when it fits there."""
+        shared = torch.from_numpy(np.ascontiguousarray(values))
+        held = self._tensors.get(name)
+        rest = shared.shape[1:]
+        if not self._has_room:
+            self._tensors[name] = shared.to(self._device)
+            self.generation += 1
+            return
+        if held is None or held.shape[1:] != rest or held.shape[0] < len(shared):
+            room = max(1 << (len(shared) - 1).bit_length(), ROOM[name])
+            held = torch.zeros(room, *rest, dtype=shared.dtype, device=self._device)
+            self._tensors[name] = held
+            self.generation += 1
+        if self._device.type == "cuda":
+            shared = shared.pin_memory()  # the caching host allocator keeps it alive until the copy ran
+        held[: len(shared)].copy_(shared, non_blocking=True)

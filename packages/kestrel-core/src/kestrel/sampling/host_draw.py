@@ -1,6 +1,6 @@
-"""``draw`` on the host, for models on a CPU: rows without a choice cost nothing more, and only what is left gets noise.
+"""sample_draw for models on a CPU: rows without a choice cost nothing more, and only what is left gets noise.
 
-numpy's operations on a few numbers cost a fraction of torch's. Ids are those of ``draw``, but for rounding.
+numpy's operations on a few numbers cost a fraction of torch's. Ids are those of sample_draw, but for rounding.
 Shapes: N rows, V vocabulary, K tokens left to draw from, in all rows together.
 """
 
@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from kestrel.sampling.philox import gumbel_of
+from kestrel.ops.philox import gumbel_of
 
 __all__ = ["draw_on_host"]
 
@@ -21,7 +21,7 @@ Ints = NDArray[np.int64]
 def draw_on_host(
     logits_NV: Floats, best_N: Floats, greedy_N: Ints, floats_N3: Floats, top_k_N: Ints, counters_N3: Ints
 ) -> torch.Tensor:
-    """Ids [N] as ``draw`` gives them, and ``greedy`` where temperature is 0 or the best token alone exceeds top_p.
+    """Ids [N] as sample_draw gives them, and ``greedy`` where temperature is 0 or the best token alone exceeds top_p.
 
     ``floats``: temperature, top_p, min_p. ``counters``: seed, output index, choice.
     """

@@ -1,17 +1,12 @@
-"""Token sets as ranges: on the host as sorted pairs, on the device as masks over the vocabulary.
-
-Shapes: N rows, V vocabulary, K ranges per row.
-"""
+"""Token sets as sorted ranges of ids."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
-
 from kestrel.spi.decoding import TokenSet
 
-__all__ = ["banned_ranges", "covered_by", "intersect", "ranges_of"]
+__all__ = ["banned_ranges", "intersect", "ranges_of"]
 
 Ranges = list[tuple[int, int]]
 
@@ -42,21 +37,6 @@ def intersect(sets: Sequence[TokenSet], vocab_size: int) -> TokenSet:
         right = ranges_of(tokens, vocab_size)
         left = _overlaps(left, right)
     return TokenSet(tuple(left))
-
-
-def covered_by(bounds_NK2: torch.Tensor, is_on_NK: torch.Tensor | None, vocab_size: int) -> torch.Tensor:
-    """A mask [N, V] of the ids that any of the row's ranges covers; ranges that are not on cover nothing.
-
-    ``bounds`` are starts and ends, in any order, overlapping or not; padding starts and ends at ``vocab_size``.
-    Integer arithmetic: the same whatever the batch.
-    """
-    num_rows, num_ranges, _ = bounds_NK2.shape
-    steps_NK = torch.ones(num_rows, num_ranges, dtype=torch.int32, device=bounds_NK2.device)
-    if is_on_NK is not None:
-        steps_NK = steps_NK.mul_(is_on_NK)
-    edges = torch.zeros(num_rows, vocab_size + 1, dtype=torch.int32, device=bounds_NK2.device)
-    edges.scatter_add_(1, bounds_NK2.flatten(1), torch.stack((steps_NK, -steps_NK), dim=-1).flatten(1))
-    return edges.cumsum_(1)[:, :vocab_size] > 0
 
 
 def _complement(ranges: Ranges, vocab_size: int) -> Ranges:

@@ -9,6 +9,7 @@ from enum import IntEnum
 
 import torch
 
+from kestrel.ops.sample_commit import EMPTY_MASK, NON_FINITE, OK
 from kestrel.types import TokenLogprobs
 
 __all__ = ["RowStatus", "Sampled", "token_logprobs"]
@@ -17,9 +18,9 @@ __all__ = ["RowStatus", "Sampled", "token_logprobs"]
 class RowStatus(IntEnum):
     """How a row's sampling went; anything but OK fails that request alone."""
 
-    OK = 0
-    NON_FINITE = 1
-    EMPTY_MASK = 2
+    OK = OK
+    NON_FINITE = NON_FINITE
+    EMPTY_MASK = EMPTY_MASK
 
     @property
     def problem(self) -> str:
