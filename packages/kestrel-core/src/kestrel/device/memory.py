@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-__all__ = ["free_memory", "total_memory"]
+__all__ = ["allocated_memory", "counts_peaks", "free_memory", "peak_memory", "reset_peak", "total_memory"]
 
 
 def total_memory(device: torch.device) -> int:
@@ -28,6 +28,27 @@ def free_memory(device: torch.device) -> int:
     if device.type == "mps":
         return int(torch.mps.recommended_max_memory() - torch.mps.current_allocated_memory())
     return _host_memory()[1]
+
+
+def counts_peaks(device: torch.device) -> bool:
+    """Whether torch counts what is allocated on ``device``, so that ``peak_memory`` says something."""
+    return device.type == "cuda"
+
+
+def allocated_memory(device: torch.device) -> int:
+    """Bytes that this process's tensors take on ``device`` now; 0 where nobody counts."""
+    return int(torch.cuda.memory_allocated(device)) if counts_peaks(device) else 0
+
+
+def peak_memory(device: torch.device) -> int:
+    """The most bytes that tensors took at once since ``reset_peak``; 0 where nobody counts."""
+    return int(torch.cuda.max_memory_allocated(device)) if counts_peaks(device) else 0
+
+
+def reset_peak(device: torch.device) -> None:
+    """Count peaks from now on."""
+    if counts_peaks(device):
+        torch.cuda.reset_peak_memory_stats(device)
 
 
 def _host_memory() -> tuple[int, int]:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 
+from kestrel.device import counts_peaks
 from kestrel.engine.loaded import LoadedModel, Shared
 from kestrel.engine.loading import Blueprint, ProgressReport
-from kestrel.engine.memory import Demand
+from kestrel.engine.memory import Demand, return_memory, settle_memory
 from kestrel.engine.router import Router
 from kestrel.errors import CapacityError, KestrelError, LoadError
-from kestrel.lanes import DeviceThread, StepLane, TokenLane, build_token_lane
+from kestrel.lanes import DeviceThread, StepLane, TokenLane, build_token_lane, launch_memory
 from kestrel.loading import SafetensorsReader, load_tokenizer
 from kestrel.loading.headers import BITS
 from kestrel.media import load_decoders
@@ -47,6 +49,7 @@ def load_model(
         built = _build(blueprint, device, demand, ops, progress)
         for query in built.main.spec.op_needs:
             ops.resolve(query)
+        demand = _settled(demand, built, blueprint, device, thread)
         lane = _make_lane(built, blueprint, device, demand, shared.router)
     except Exception as error:
         if not _is_out_of_memory(error):
@@ -153,21 +156,45 @@ def _nbytes(tensor: TensorInfo) -> int:
     return int(torch.Size(tensor.shape).numel() * BITS[tensor.dtype] // 8)
 
 
+def _settled(
+    demand: Demand, built: Built, blueprint: Blueprint, device: torch.device, thread: DeviceThread
+) -> Demand:
+    """``demand`` by what the model's largest launches take on ``device``, where that can be measured."""
+    driver, config = built.main, blueprint.config
+    if isinstance(driver, StepDriver) or not counts_peaks(device):
+        return demand
+    try:
+        measure = partial(launch_memory, driver, config, device=device, dtype=demand.dtype)
+        launch_bytes = thread.call(measure).result()
+    except Exception as error:  # requests will meet it again, each with an error of its own
+        if _is_out_of_memory(error):
+            raise
+        log.warning("the largest launches of %s could not be measured", type(driver).__name__, exc_info=error)
+        return demand
+    finally:
+        return_memory(device)
+    captures = config.enable_cuda_graphs and config.decode_path != "native"
+    return settle_memory(demand, blueprint, device, launch_bytes=launch_bytes, captures=captures)
+
+
 def _make_lane(
     built: Built, blueprint: Blueprint, device: torch.device, demand: Demand, router: Router
 ) -> TokenLane | StepLane:
     config, driver = blueprint.config, built.main
     if isinstance(driver, StepDriver):
         return StepLane(driver, max_queue=config.max_queue, sink=router.deliver)
-    lane = build_token_lane(
-        driver,
-        config,
-        device=device,
-        dtype=demand.dtype,
-        kv_bytes=demand.kv_bytes,
-        sink=router.deliver,
-        setting=demand.setting,
-    )
+    try:
+        lane = build_token_lane(
+            driver,
+            config,
+            device=device,
+            dtype=demand.dtype,
+            kv_bytes=demand.kv_bytes,
+            sink=router.deliver,
+            setting=demand.setting,
+        )
+    except CapacityError as error:
+        raise CapacityError(f"{error} {demand.account}".rstrip()) from None
     most = driver.spec.max_positions
     if config.max_model_len is None and lane.limits.max_len < most:
         log.warning(

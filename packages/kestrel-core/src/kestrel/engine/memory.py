@@ -1,9 +1,9 @@
-"""How much memory a model may use on its device: weights first, then state."""
+"""How much memory a model may use on its device: weights first, then what launches take, then state."""
 
 from __future__ import annotations
 
 import gc
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -11,12 +11,13 @@ from kestrel.device import free_memory, resolve_dtype, total_memory
 from kestrel.engine.loading import Blueprint
 from kestrel.errors import CapacityError
 
-__all__ = ["Demand", "plan_memory", "return_memory"]
+__all__ = ["Demand", "plan_memory", "return_memory", "settle_memory"]
 
 HOST_KV_LIMIT = 2 * 2**30  # api.md: CPU and MPS default to min(2 GiB, 25 % of free memory)
 HOST_KV_SHARE = 0.25
 GPU_SHARE = 0.9
-WORKSPACE_SHARE = 0.1  # activations and allocator slack on an accelerator, of what the weights leave
+WORKSPACE_SHARE = 0.1  # activations and allocator slack of a model whose launches are not measured
+PROGRAM_BYTES = 256 * 2**20  # what a driver keeps of some hundred captured programs, beside their activations
 
 _SAFETENSORS_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
@@ -26,6 +27,8 @@ class Demand:
     """What a model gets: its compute dtype, its weights' bytes, and the bytes of its state pools.
 
     ``kv_pages`` wins over ``kv_bytes`` when the user fixed it. ``setting`` names the setting that decided.
+    ``sharers``: models that share what is left, this one included. ``account``: where the device's memory goes, in
+    words, once that was measured.
     """
 
     dtype: torch.dtype
@@ -33,6 +36,8 @@ class Demand:
     kv_bytes: int
     kv_pages: int | None
     setting: str
+    sharers: int = 1
+    account: str = ""
 
 
 def plan_memory(blueprint: Blueprint, device: torch.device, sharers: int) -> Demand:
@@ -71,8 +76,48 @@ def plan_memory(blueprint: Blueprint, device: torch.device, sharers: int) -> Dem
             f"{blueprint.card.model_id!r} ({_gib(weights)}). Lower kv_cache_bytes."
         )
     return Demand(
-        dtype=dtype, weight_bytes=weights, kv_bytes=kv_bytes, kv_pages=config.kv_cache_pages, setting=setting
+        dtype=dtype,
+        weight_bytes=weights,
+        kv_bytes=kv_bytes,
+        kv_pages=config.kv_cache_pages,
+        setting=setting,
+        sharers=max(1, sharers),
     )
+
+
+def settle_memory(
+    demand: Demand, blueprint: Blueprint, device: torch.device, *, launch_bytes: int, captures: bool
+) -> Demand:
+    """``demand`` with the bytes of state that there is room for, now that the weights are on ``device``.
+
+    ``launch_bytes``: what launches were seen to take. ``captures``: programs are captured, which keep activations of
+    their own. Raises CapacityError with all numbers when nothing is left, or less than ``kv_cache_bytes``.
+    """
+    config, model_id = blueprint.config, blueprint.card.model_id
+    total, free = total_memory(device), free_memory(device)
+    share = config.memory_utilization or GPU_SHARE
+    program_bytes = launch_bytes + PROGRAM_BYTES if captures else 0
+    usable = total if config.kv_cache_bytes is not None else int(total * share)
+    left = usable - (total - free) - launch_bytes - program_bytes
+    others = max(0, total - free - demand.weight_bytes)
+    account = (
+        f"Of {_gib(usable)} that {model_id!r} may use of {device}'s {_gib(total)}, its weights take "
+        f"{_gib(demand.weight_bytes)}, others {_gib(others)}, its largest launches ({config.max_batched_tokens} tokens, "
+        f"{config.max_batch_size} rows) {_gib(launch_bytes)} and captured programs {_gib(program_bytes)}"
+    )
+    if config.kv_cache_bytes is not None:
+        if demand.kv_bytes > left:
+            raise CapacityError(
+                f"kv_cache_bytes is {_gib(demand.kv_bytes)}. {account}: {_gib(max(0, left))} are left. "
+                "Lower kv_cache_bytes, max_batched_tokens or max_batch_size."
+            )
+        return replace(demand, account=account)
+    if left <= 0 and config.kv_cache_pages is None:
+        raise CapacityError(
+            f"no memory is left for state. {account}: {_gib(-left)} too much. Raise memory_utilization "
+            f"({share:g}), lower max_batched_tokens or max_batch_size, free memory, or choose a smaller dtype or model."
+        )
+    return replace(demand, kv_bytes=max(0, left) // demand.sharers, account=account)
 
 
 def return_memory(device: torch.device) -> None:

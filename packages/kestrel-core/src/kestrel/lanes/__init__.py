@@ -10,6 +10,7 @@ from kestrel.lanes.lane import Lane
 from kestrel.lanes.limits import LaneConfig
 from kestrel.lanes.step import StepLane
 from kestrel.lanes.token import TokenLane
+from kestrel.lanes.trial import launch_memory
 from kestrel.lanes.work import StepWork, Work
 
 __all__ = [
@@ -25,4 +26,5 @@ __all__ = [
     "TokensReady",
     "Work",
     "build_token_lane",
+    "launch_memory",
 ]

@@ -12,11 +12,12 @@ from kestrel.errors import CapacityError
 from kestrel.lanes.events import Event
 from kestrel.lanes.limits import LaneConfig
 from kestrel.lanes.token import TokenLane
+from kestrel.ops import OpTable
 from kestrel.sampling import Sampler
 from kestrel.spi.driver import TokenDriver, TokenSpec
 from kestrel.state import FeaturePool, PoolSizes, StateCache, fixed_pages, plan_sizes, pool_bytes
 
-__all__ = ["build_token_lane"]
+__all__ = ["build_token_lane", "feature_pool"]
 
 LEAST_FEATURE_ROWS = 8192  # some large pictures beside each other; 32 MiB at 2048 hidden numbers of 16 bits
 
@@ -30,10 +31,11 @@ def build_token_lane(
     kv_bytes: int,
     sink: Callable[[list[Event]], None],
     setting: str = "kv_cache_bytes",
+    ops: OpTable | None = None,
 ) -> TokenLane:
     """A lane with state of ``kv_bytes`` (named ``setting`` in errors), or of ``config.kv_cache_pages`` pages.
 
-    Without ``max_model_len`` the context is as long as the model allows and the memory holds. Raises CapacityError
+    ``ops`` serve sampling; None: the references. Without ``max_model_len`` the context is as long as the model allows and the memory holds. Raises CapacityError
     with the bytes needed, those given and what to change.
     """
     spec = driver.spec
@@ -66,15 +68,11 @@ def build_token_lane(
         max_ahead=max_ahead,
         prefix_cache=config.enable_prefix_cache,
     )
-    features = None
-    if any(media.into == "positions" for media in spec.media):
-        rows = min(max_len, max(LEAST_FEATURE_ROWS, 4 * config.max_batched_tokens))
-        features = FeaturePool(rows, spec.hidden_size, device=device, dtype=dtype)
     return TokenLane(
         driver,
         cache=cache,
-        sampler=Sampler(spec, config.max_batch_size, device),
-        features=features,
+        sampler=Sampler(spec, config.max_batch_size, device, ops=ops, logits_dtype=dtype),
+        features=feature_pool(spec, config, max_len, device=device, dtype=dtype),
         config=LaneConfig(
             max_rows=config.max_batch_size,
             max_batched_tokens=config.max_batched_tokens,
@@ -87,6 +85,16 @@ def build_token_lane(
         device=device,
         sink=sink,
     )
+
+
+def feature_pool(
+    spec: TokenSpec, config: RuntimeConfig, max_len: int, *, device: torch.device, dtype: torch.dtype
+) -> FeaturePool | None:
+    """Room for media features of prompts of up to ``max_len`` positions; None for a model that shows none there."""
+    if not any(media.into == "positions" for media in spec.media):
+        return None
+    rows = min(max_len, max(LEAST_FEATURE_ROWS, 4 * config.max_batched_tokens))
+    return FeaturePool(rows, spec.hidden_size, device=device, dtype=dtype)
 
 
 def _fixed(

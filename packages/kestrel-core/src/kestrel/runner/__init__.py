@@ -1,6 +1,6 @@
 """Stages what a plan decided into device buffers and runs it: F and S, encoders, probes. Schedules nothing."""
 
-from kestrel.runner.buckets import row_buckets, token_buckets
+from kestrel.runner.buckets import launch_sizes, row_buckets
 from kestrel.runner.chunks import ChunkRun
 from kestrel.runner.decode import DecodeRow, DecodeStage
 from kestrel.runner.prefill import PrefillResult
@@ -15,6 +15,6 @@ __all__ = [
     "PrefillResult",
     "Results",
     "Runner",
+    "launch_sizes",
     "row_buckets",
-    "token_buckets",
 ]

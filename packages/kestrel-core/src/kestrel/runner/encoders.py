@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
 
 from kestrel.device import Staging
+from kestrel.device.graphs import Graphs, Program
 from kestrel.runner.states import StateMap
 from kestrel.spi.batch import CrossView, Limits
 from kestrel.spi.driver import TokenDriver
@@ -16,16 +20,71 @@ from kestrel.types import Prepared
 
 __all__ = ["Encoders"]
 
+MAX_PROGRAMS = 24  # encoder programs that are kept, those used last
+RING = 2  # launches whose media lie in pinned memory: pictures are large, and one launch is made per tick
+
+Shapes = tuple[str, tuple[tuple[torch.dtype, tuple[int, ...]], ...]]
+
+
+@dataclass(slots=True)
+class _Captured:
+    """A program and the tensors that it reads."""
+
+    inputs: list[torch.Tensor]
+    program: Program[torch.Tensor]
+
 
 class Encoders:
-    """The media part of one model."""
+    """The media part of one model. ``graphs``: captures what ``TokenDriver.features`` does, the second time that it is
+    given tensors of the same shapes; None: nothing is captured."""
 
     def __init__(self, driver: TokenDriver, states: StateMap, staging: Staging) -> None:
         self._driver, self._states, self._staging = driver, states, staging
+        self._media = Staging(staging.device, ring=RING)
+        self._met: set[Shapes] = set()
+        self._captured: OrderedDict[Shapes, _Captured] = OrderedDict()
+        self.graphs: Graphs | None = None
+
+    @property
+    def num_captured(self) -> int:
+        """Encoder programs that are kept now."""
+        return len(self._captured)
 
     def encode(self, kind: str, items: Sequence[Prepared]) -> torch.Tensor:
-        """Features of ``items``, concatenated."""
-        return self._driver.encode(kind, items)
+        """Features of ``items``, concatenated; what a program gives is gone with the next launch."""
+        packed = self._driver.pack(kind, items)
+        if packed is None:
+            return self._driver.encode(kind, items)
+        inputs = [self._media.put_all(parts) for parts in packed]
+        self._media.send()
+        features_RC = self._features(kind, inputs)
+        rows = sum(item.num_positions for item in items)
+        return features_RC[:rows] if rows else features_RC
+
+    def _features(self, kind: str, inputs: list[torch.Tensor]) -> torch.Tensor:
+        shapes: Shapes = (kind, tuple((x.dtype, tuple(x.shape)) for x in inputs))
+        if self.graphs is None or shapes not in self._met:
+            self._met.add(shapes)
+            return self._driver.features(kind, inputs)
+        if shapes not in self._captured:
+            return self._capture(self.graphs, shapes, kind, inputs)
+        self._captured.move_to_end(shapes)
+        entry = self._captured[shapes]
+        for there, x in zip(entry.inputs, inputs, strict=True):
+            there.copy_(x)
+        return entry.program.replay()
+
+    def _capture(
+        self, graphs: Graphs, shapes: Shapes, kind: str, inputs: list[torch.Tensor]
+    ) -> torch.Tensor:
+        """The features of ``inputs``, and a program for others of their shapes."""
+        kept = [x.clone() for x in inputs]
+        run = partial(self._driver.features, kind, kept)
+        features_RC = graphs.rehearse(run)
+        self._captured[shapes] = _Captured(kept, graphs.capture(run))
+        if len(self._captured) > MAX_PROGRAMS:
+            self._captured.popitem(last=False)
+        return features_RC
 
     def write_cross(self, items: Sequence[Prepared], leases: Sequence[Lease]) -> None:
         """Encode ``items`` of one kind, one per lease, and project each into its lease's cross entry."""
@@ -55,4 +114,6 @@ class Encoders:
             max_query_len=longest,
             max_context_len=longest,
         )
-        return {name: states.cross_view(name, entries_B, lens_B, cu, limits, None) for name in states.cross}
+        return {
+            name: states.cross_view(name, entries_B, lens_B, cu, limits, None) for name in states.cross
+        }

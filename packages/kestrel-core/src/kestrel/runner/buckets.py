@@ -1,0 +1,22 @@
+"""For how many rows and tokens programs are captured and kernels compiled."""
+
+from __future__ import annotations
+
+__all__ = ["launch_sizes", "row_buckets"]
+
+_FEW = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96)  # from 16 on multiples of 8: what matrix units like
+_STEP = 32  # of more rows: a launch has at most a third more of them than it needs
+_LEAST_TOKENS = 128
+
+
+def row_buckets(max_rows: int) -> tuple[int, ...]:
+    """Numbers of rows, ascending; the last is ``max_rows``, so that every batch has a bucket that holds it."""
+    sizes = [*_FEW, *range(_FEW[-1] + _STEP, max_rows, _STEP)]
+    return (*(size for size in sizes if size < max_rows), max_rows)
+
+
+def launch_sizes(max_rows: int, max_tokens: int) -> dict[str, tuple[int, ...]]:
+    """Numbers of rows (tokens) that launches will have, by program: what to compile kernels for."""
+    tokens = (_LEAST_TOKENS << shift for shift in range(max_tokens.bit_length()))
+    prefill = (*(count for count in tokens if count < max_tokens), max_tokens)
+    return {"decode": row_buckets(max_rows), "prefill": prefill}
