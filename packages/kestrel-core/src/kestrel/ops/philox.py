@@ -19,25 +19,19 @@ _ROUNDS = 10
 
 
 class Philox:
-    """The generator on one device; it holds constants alone."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._multiplier_2 = torch.tensor(_MULTIPLIERS, device=device)
-        steps = torch.arange(_ROUNDS, device=device)
-        self._key_steps_R2 = steps[:, None] * torch.tensor(_WEYL, device=device)
+    """The generator. It makes no tensor of Python numbers, so that a captured program may hold it."""
 
     def __call__(self, counter_4: torch.Tensor, key_2: torch.Tensor) -> torch.Tensor:
         """Four random words per counter and key: int64 [4, ...], values below 2**32. ``key_2`` [2, ...] broadcasts."""
-        ones = (1,) * (counter_4.dim() - 1)
-        multiplier = self._multiplier_2.reshape(2, *ones)
-        keys = (key_2 + self._key_steps_R2.reshape(_ROUNDS, 2, *ones)) & _LOW
-        even, odd = counter_4[0::2], counter_4[1::2]
-        for key in keys.unbind(0):
+        c0, c1, c2, c3 = counter_4.unbind(0)
+        k0, k1 = key_2.unbind(0)
+        for _ in range(_ROUNDS):
             # Products wrap modulo 2**64; an arithmetic shift and a mask still give the exact upper word.
-            product = (even * multiplier).flip(0)
-            even = ((product >> 32) & _LOW) ^ odd ^ key
-            odd = product & _LOW
-        return torch.stack((even, odd), dim=1).flatten(0, 1)
+            left, right = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
+            c0, c1 = ((right >> 32) & _LOW) ^ c1 ^ k0, right & _LOW
+            c2, c3 = ((left >> 32) & _LOW) ^ c3 ^ k1, left & _LOW
+            k0, k1 = (k0 + _WEYL[0]) & _LOW, (k1 + _WEYL[1]) & _LOW
+        return torch.stack((c0, c1, c2, c3))
 
 
 class Gumbel:
@@ -45,7 +39,7 @@ class Gumbel:
 
     def __init__(self, vocab_size: int, device: torch.device) -> None:
         self._vocab_size = vocab_size
-        self._philox = Philox(device)
+        self._philox = Philox()
         self._blocks = torch.arange((vocab_size + 3) // 4, device=device)
 
     def __call__(self, seed_N: torch.Tensor, index_N: torch.Tensor, choice_N: torch.Tensor) -> torch.Tensor:
