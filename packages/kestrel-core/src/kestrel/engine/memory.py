@@ -102,8 +102,9 @@ def settle_memory(
     others = max(0, total - free - demand.weight_bytes)
     account = (
         f"Of {_gib(usable)} that {model_id!r} may use of {device}'s {_gib(total)}, its weights take "
-        f"{_gib(demand.weight_bytes)}, others {_gib(others)}, its largest launches ({config.max_batched_tokens} tokens, "
-        f"{config.max_batch_size} rows) {_gib(launch_bytes)} and captured programs {_gib(program_bytes)}"
+        f"{_gib(demand.weight_bytes)}, others {_gib(others)}, its largest launches "
+        f"({config.max_batched_tokens} tokens, {config.max_batch_size} rows) {_gib(launch_bytes)} "
+        f"and captured programs {_gib(program_bytes)}"
     )
     if config.kv_cache_bytes is not None:
         if demand.kv_bytes > left:

@@ -74,9 +74,7 @@ class Encoders:
             there.copy_(x)
         return entry.program.replay()
 
-    def _capture(
-        self, graphs: Graphs, shapes: Shapes, kind: str, inputs: list[torch.Tensor]
-    ) -> torch.Tensor:
+    def _capture(self, graphs: Graphs, shapes: Shapes, kind: str, inputs: list[torch.Tensor]) -> torch.Tensor:
         """The features of ``inputs``, and a program for others of their shapes."""
         kept = [x.clone() for x in inputs]
         run = partial(self._driver.features, kind, kept)
@@ -114,6 +112,4 @@ class Encoders:
             max_query_len=longest,
             max_context_len=longest,
         )
-        return {
-            name: states.cross_view(name, entries_B, lens_B, cu, limits, None) for name in states.cross
-        }
+        return {name: states.cross_view(name, entries_B, lens_B, cu, limits, None) for name in states.cross}
