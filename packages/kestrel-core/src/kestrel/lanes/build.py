@@ -35,8 +35,8 @@ def build_token_lane(
 ) -> TokenLane:
     """A lane with state of ``kv_bytes`` (named ``setting`` in errors), or of ``config.kv_cache_pages`` pages.
 
-    ``ops`` serve sampling; None: the references. Without ``max_model_len`` the context is as long as the model allows and the memory holds. Raises CapacityError
-    with the bytes needed, those given and what to change.
+    ``ops`` serve sampling; None: the references. Without ``max_model_len`` the context is as long as the model allows
+    and the memory holds. Raises CapacityError with the bytes needed, those given and what to change.
     """
     spec = driver.spec
     depth = config.steps_in_flight or (2 if has_streams(device) else 1)

@@ -13,6 +13,7 @@ from kestrel.config import MAX_TOP_LOGPROBS, RuntimeConfig
 from kestrel.device import allocated_memory, has_streams, peak_memory, reset_peak
 from kestrel.errors import KestrelError
 from kestrel.lanes.build import feature_pool
+from kestrel.ops import OpTable
 from kestrel.runner import ChunkRun, Runner
 from kestrel.sampling import Sampler, SamplingParams
 from kestrel.sampling.params import ALWAYS
@@ -33,31 +34,43 @@ CLIP_FRAMES = 16
 
 
 def launch_memory(
-    driver: TokenDriver, config: RuntimeConfig, *, device: torch.device, dtype: torch.dtype
+    driver: TokenDriver,
+    config: RuntimeConfig,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    ops: OpTable | None = None,
 ) -> int:
     """Bytes that launches take at most, beside weights and state: activations, logits of every row with all that
     sampling can be asked for, the tables of rows and sampling, the pool of media features.
 
-    Measured on ``device`` by its own counter, on the device's thread. Raises what a launch raises.
+    Measured on ``device`` by its own counter, on the device's thread. ``ops`` serve sampling; None: the references.
+    Raises what a launch raises.
     """
     sizes = _least_sizes(driver.spec)
     before = allocated_memory(device)
     reset_peak(device)
     with torch.inference_mode():
-        _launch_all(driver, config, sizes, device, dtype)
+        _launch_all(
+            driver, config, sizes, Sampler(driver.spec, config.max_batch_size, device, ops=ops), device, dtype
+        )
     state = pool_bytes(driver.spec, sizes, dtype=dtype, page_size=config.page_size)
     return max(0, peak_memory(device) - before - state)
 
 
 def _launch_all(
-    driver: TokenDriver, config: RuntimeConfig, sizes: PoolSizes, device: torch.device, dtype: torch.dtype
+    driver: TokenDriver,
+    config: RuntimeConfig,
+    sizes: PoolSizes,
+    sampler: Sampler,
+    device: torch.device,
+    dtype: torch.dtype,
 ) -> None:
     spec, rows = driver.spec, config.max_batch_size
     max_len = min(config.max_model_len or spec.max_positions, spec.max_positions)
     cache = StateCache(
         spec, device=device, dtype=dtype, page_size=config.page_size, sizes=sizes, prefix_cache=False
     )
-    sampler = Sampler(spec, rows, device)
     runner = Runner(
         driver,
         cache,
