@@ -38,6 +38,20 @@ def test_recording_of_more_than_a_window_is_heard(model, recordings, hear, pcm, 
     assert ours <= max(theirs, 0.02)
 
 
+@pytest.mark.parametrize("vad_filter", [None, False], ids=["by speech", "by length"])
+def test_pieces_side_by_side_are_heard_as_well_as_faster_whispers(
+    model, librivox, recordings, hear, pcm, faster_whisper, vad_filter
+):
+    pause = np.zeros(16_000, np.float32)
+    joined = np.concatenate([part for sample in librivox for part in (pcm(sample.path), pause)])
+    said = [(joined, " ".join(sample.text for sample in librivox))]
+    said += [(pcm(sample.path), sample.text) for sample in recordings.values()]
+    ours = [(text, hear(model, sound, batch_size=8, vad_filter=vad_filter)["text"]) for sound, text in said]
+    given = {"batch_size": 8, "without_timestamps": False}
+    theirs = [(text, faster_whisper(model).batched(sound, **given).text) for sound, text in said]
+    assert error_rate(ours) <= error_rate(theirs)
+
+
 @pytest.mark.filterwarnings(
     "ignore::pytest.PytestUnraisableExceptionWarning"
 )  # openai-whisper leaves a file open

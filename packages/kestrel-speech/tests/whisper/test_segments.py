@@ -4,7 +4,7 @@ import pytest
 
 from kestrel.skills import SpokenWord
 from kestrel_speech.whisper.guard import Surroundings, judge, last_word_end
-from kestrel_speech.whisper.segments import Piece, cut_window
+from kestrel_speech.whisper.segments import Piece, cut_window, with_longer_rest
 from kestrel_speech.whisper.tokens import SpecialIds
 
 SPECIAL = SpecialIds(
@@ -53,6 +53,17 @@ def test_a_short_window_moves_by_what_there_is():
 def test_what_is_unfinished_is_kept_where_nothing_follows():
     found, _, _ = cut(0.0, 1, 1.0, 1.2, 2, keeps_rest=True)
     assert found == [(0.0, 1.0, [1]), (1.2, 3.0, [2])]
+
+
+def test_a_very_short_rest_takes_the_last_segment_along():
+    def longer(*parts):
+        made = with_longer_rest(cut_window(ids(*parts), SPECIAL, 600), 600)
+        return [(p.start, p.end) for p in made.pieces], made.advance
+
+    assert longer(0.0, 1, 1.5, 2.0, 2, 4.8, 4.8) == ([(0.0, 1.5)], 200)
+    assert longer(0.0, 1, 1.5, 2.0, 2, 3.8, 3.8) == ([(0.0, 1.5), (2.0, 3.8)], 380), "2.2 s are enough"
+    assert longer(0.0, 1, 1.5, 1.5, 2, 6.0) == ([(0.0, 1.5), (1.5, 6.0)], 600), "nothing is left"
+    assert longer(0.0, 1, 4.8, 4.8) == ([(0.0, 4.8)], 480), "there is nothing to begin with instead"
 
 
 def test_without_times_a_window_is_one_segment():

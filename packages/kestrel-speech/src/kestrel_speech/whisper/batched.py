@@ -44,7 +44,7 @@ async def batched(recording: Recording, session: Session, *, with_times: bool) -
             if len(under_way) >= session.options.batch_size:
                 await finish()
             end = recording.seconds_at(spans[-1][1], is_end=True)
-            walk = Walk(session, with_times=with_times, shows=False)
+            walk = Walk(session, with_times=with_times, shows=False, is_alone=True)
             under_way.append((asyncio.ensure_future(_walk(held, walk)), end))
         while under_way:
             await finish()

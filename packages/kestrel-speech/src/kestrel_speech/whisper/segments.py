@@ -7,16 +7,19 @@ follows in the window. Whatever is left unfinished belongs to the next window.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from kestrel.skills import SpokenWord
 from kestrel_speech.whisper.features import FRAMES_PER_SECOND
 from kestrel_speech.whisper.tokens import SpecialIds
 
-__all__ = ["STEP_FRAMES", "Cut", "Piece", "cut_window"]
+__all__ = ["STEP_FRAMES", "Cut", "Piece", "cut_window", "with_longer_rest"]
 
 STEP_FRAMES = 2  # mel frames per step of a time id: 0.02 s
+LEAST_REST = (
+    2 * FRAMES_PER_SECOND
+)  # of what is left unfinished, in frames: models misunderstand shorter sounds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +72,15 @@ def cut_window(
         pieces.append(Piece(ids=rest, start=_seconds(rest[0], special), end=num_frames / FRAMES_PER_SECOND))
     advance = num_frames if ends_single else (ids[stops[-1] - 1] - special.time_begin) * STEP_FRAMES
     return Cut(pieces=tuple(pieces), advance=advance or num_frames, ends_single=ends_single)
+
+
+def with_longer_rest(cut: Cut, num_frames: int) -> Cut:
+    """``cut`` of a window of ``num_frames`` behind which nothing is read: what is left for the next one begins with
+    the last segment where it would be very short."""
+    if not 0 < num_frames - cut.advance < LEAST_REST or len(cut.pieces) < 2:
+        return cut
+    start = round(cut.pieces[-1].start * FRAMES_PER_SECOND)
+    return replace(cut, pieces=cut.pieces[:-1], advance=start) if start > 0 else cut
 
 
 def _lone_end(ids: Sequence[int], special: SpecialIds, num_frames: int) -> float:

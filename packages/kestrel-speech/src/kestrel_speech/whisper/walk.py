@@ -14,7 +14,7 @@ from kestrel_speech.recording import SAMPLE_RATE, Recording
 from kestrel_speech.whisper.features import FRAMES_PER_SECOND, HOP
 from kestrel_speech.whisper.guard import Surroundings, judge, last_word_end
 from kestrel_speech.whisper.history import History
-from kestrel_speech.whisper.segments import Cut, Piece, cut_window
+from kestrel_speech.whisper.segments import Cut, Piece, cut_window, with_longer_rest
 from kestrel_speech.whisper.session import Heard, Session
 from kestrel_speech.whisper.window import NOTHING, WindowPrompt
 
@@ -52,11 +52,15 @@ class Found:
 
 
 class Walk:
-    """Walks through recordings with one history. ``shows``: text is shown while it is decoded."""
+    """Walks through recordings with one history. ``shows``: text is shown while it is decoded. ``is_alone``: it is a
+    piece, and nothing is read behind its end."""
 
-    def __init__(self, session: Session, *, with_times: bool = True, shows: bool = True) -> None:
+    def __init__(
+        self, session: Session, *, with_times: bool = True, shows: bool = True, is_alone: bool = False
+    ) -> None:
         options, model = session.options, session.model
         self.session, self._with_times, self._shows = session, with_times, shows
+        self._is_alone = is_alone
         self._history = History.of(options, model)
         prefix = model.tokenizer.encode(" " + options.prefix) if options.prefix else []
         self._prefix = tuple(prefix[: model.config.text_context // 2 - 1])
@@ -87,6 +91,8 @@ class Walk:
             return Found(heard=heard, following=seek + size)
         ids = (session.model.special.time_begin, *attempt.ids) if window.prompt.prefix else attempt.ids
         cut = cut_window(ids, session.model.special, size, with_times=self._with_times)
+        if self._is_alone:
+            cut = with_longer_rest(cut, size)
         pieces = [replace(p, start=p.start + window.start, end=p.end + window.start) for p in cut.pieces]
         following = seek + cut.advance
         if session.options.with_words:
