@@ -17,8 +17,10 @@ __all__ = ["MODULES", "CudaBackend"]
 OLDEST = (8, 0)  # compute capability: bfloat16 matrix units and asynchronous copies
 
 MODULES: tuple[str, ...] = (
+    "experts",
     "gates",
     "kv_write",
+    "linear",
     "norms",
     "pages",
     "rope",

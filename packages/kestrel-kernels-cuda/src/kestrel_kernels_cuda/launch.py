@@ -13,15 +13,32 @@ from typing import Any
 import torch
 
 from kestrel.spi import No, OpQuery, Yes
+from kestrel_kernels_cuda.compiling import CompileCase
 
-__all__ = ["DTYPES", "Launch", "dtype_of", "power_of_two", "refuse_dtype", "supports_dtypes", "triton_type"]
+__all__ = [
+    "DTYPES",
+    "Launch",
+    "compile_case_of",
+    "dtype_of",
+    "power_of_two",
+    "refuse_dtype",
+    "supports_dtypes",
+]
 
 DTYPES: Mapping[str, torch.dtype] = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
-_POINTERS = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16"}
+_POINTERS = {
+    torch.float32: "*fp32",
+    torch.bfloat16: "*bf16",
+    torch.float16: "*fp16",
+    torch.int64: "*i64",
+    torch.int32: "*i32",
+    torch.int16: "*i16",
+    torch.uint8: "*u8",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +60,29 @@ class Launch:
         self.kernel.warmup(*self.args, grid=self.grid, **self.meta)
 
 
+def compile_case_of(name: str, launch: Launch) -> CompileCase:
+    """``launch``, of tensors of the meta device, as a case of the compile test. None becomes a constant; pointers and
+    multiples of 16 count as aligned."""
+    names = launch.kernel.arg_names[: len(launch.args)]
+    given = dict(zip(names, launch.args, strict=True))
+    options = {key: launch.meta[key] for key in ("num_warps", "num_stages") if key in launch.meta}
+    constants = {key: value for key, value in launch.meta.items() if key not in options}
+    return CompileCase(
+        name=name,
+        kernel=launch.kernel,
+        signature={name: _spelled(value) for name, value in given.items() if value is not None},
+        constexprs=constants | {name: None for name, value in given.items() if value is None},
+        aligned=tuple(n for n, value in given.items() if isinstance(value, int) and value % 16 == 0),
+        **options,
+    )
+
+
+def _spelled(value: torch.Tensor | float) -> str:
+    if isinstance(value, torch.Tensor):
+        return _POINTERS[value.dtype]
+    return "fp32" if isinstance(value, float) else "i32"
+
+
 def power_of_two(number: int) -> int:
     """The smallest power of two that is not below ``number``."""
     return 1 << max(0, number - 1).bit_length()
@@ -51,11 +91,6 @@ def power_of_two(number: int) -> int:
 def dtype_of(query: OpQuery) -> torch.dtype:
     """The dtype of a query that ``refuse_dtype`` let pass."""
     return DTYPES[query.get("dtype")]
-
-
-def triton_type(dtype: torch.dtype) -> str:
-    """How Triton's signatures spell a pointer to ``dtype``."""
-    return _POINTERS[dtype]
 
 
 def refuse_dtype(query: OpQuery) -> No | None:

@@ -1,0 +1,262 @@
+"""grouped_experts: a few pairs of token and expert as vectors, many as a grouped product over sorted rows.
+
+Letters: T tokens, K experts of one token, P = T · K pairs, E experts, C hidden, I width of an expert.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+
+from kestrel.spi import Impl, No, OpQuery, Yes
+from kestrel_kernels_cuda.compiling import CompileCase
+from kestrel_kernels_cuda.experts_kernels import (
+    down_kernel,
+    gemv_down_kernel,
+    gemv_up_kernel,
+    sum_kernel,
+    up_kernel,
+)
+from kestrel_kernels_cuda.experts_sort import sort_launches
+from kestrel_kernels_cuda.launch import Launch, compile_case_of, dtype_of, power_of_two, refuse_dtype
+
+__all__ = ["IMPLS", "compile_cases", "grouped_experts"]
+
+FEW_PAIRS = 64  # up to here most experts are named once: sorting would cost more than it shares
+SUM_BLOCK = 1024
+GEMV_N = 8  # outputs of one program
+GEMV_K = 512  # inputs that it reads at a time
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tiling:
+    """Blocks of one grouped product: rows, outputs, inputs; tiles that go together; warps and stages."""
+
+    m: int
+    n: int
+    k: int
+    group: int
+    num_warps: int
+    num_stages: int
+
+    def meta(self) -> dict[str, int]:
+        """As a launch takes it."""
+        return {
+            "BLOCK_M": self.m, "BLOCK_N": self.n, "BLOCK_K": self.k, "GROUP": self.group,
+            "num_warps": self.num_warps, "num_stages": self.num_stages,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tilings:
+    """The two products up to ``pairs_each`` pairs per expert on average."""
+
+    pairs_each: float
+    up: Tiling
+    down: Tiling
+
+
+# by the mean number of pairs of an expert: reading weights dominates at first, then arithmetic. Both products of an
+# entry have the same rows, for they share the tiles
+TABLE = (
+    Tilings(
+        pairs_each=8,
+        up=Tiling(m=16, n=32, k=128, group=1, num_warps=4, num_stages=4),
+        down=Tiling(m=16, n=64, k=128, group=1, num_warps=4, num_stages=4),
+    ),
+    Tilings(
+        pairs_each=48,
+        up=Tiling(m=64, n=64, k=64, group=4, num_warps=4, num_stages=3),
+        down=Tiling(m=64, n=128, k=64, group=4, num_warps=4, num_stages=3),
+    ),
+    Tilings(
+        pairs_each=float("inf"),
+        up=Tiling(m=128, n=64, k=64, group=8, num_warps=8, num_stages=3),
+        down=Tiling(m=128, n=128, k=64, group=8, num_warps=8, num_stages=3),
+    ),
+)
+FLOAT32 = Tilings(  # no matrix unit computes it exactly
+    pairs_each=float("inf"),
+    up=Tiling(m=16, n=16, k=32, group=4, num_warps=4, num_stages=2),
+    down=Tiling(m=16, n=32, k=32, group=4, num_warps=4, num_stages=2),
+)
+
+
+def tilings_of(pairs: int, experts: int, dtype: torch.dtype) -> Tilings:
+    """The configuration of a launch with ``pairs`` pairs."""
+    if dtype == torch.float32:
+        return FLOAT32
+    return next(entry for entry in TABLE if pairs <= entry.pairs_each * experts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Call:
+    """Arguments of one call, with contiguous pairs, and the output."""
+
+    x_TC: torch.Tensor
+    weights_P: torch.Tensor
+    experts_P: torch.Tensor
+    gate_up_EIC: torch.Tensor
+    down_ECI: torch.Tensor
+    gelu: bool
+    top_k: int
+    out_TC: torch.Tensor
+
+    def empty(self, width: int) -> torch.Tensor:
+        """Room for one row per pair."""
+        shape = (self.experts_P.shape[0], width)
+        return torch.empty(shape, dtype=self.x_TC.dtype, device=self.x_TC.device)
+
+    def launches(self) -> list[Launch]:
+        """In the order of running."""
+        if self.experts_P.shape[0] <= FEW_PAIRS:
+            return self._few()
+        return self._many()
+
+    def _few(self) -> list[Launch]:
+        experts, dim, width = self.down_ECI.shape
+        pairs = self.experts_P.shape[0]
+        hidden = self.empty(width)
+        shape = {"TOP_K": self.top_k, "DIM": dim, "WIDTH": width, "BLOCK_N": GEMV_N, "num_warps": 4}
+        up = (self.x_TC, self.experts_P, self.gate_up_EIC, hidden, self.x_TC.stride(0))
+        down = (hidden, self.experts_P, self.weights_P, self.down_ECI, self.out_TC)
+        return [
+            Launch(
+                gemv_up_kernel,
+                (pairs, triton.cdiv(width, GEMV_N)),
+                (*up, *self.gate_up_EIC.stride()[:2]),
+                {**shape, "GELU": self.gelu, "BLOCK_K": min(GEMV_K, power_of_two(dim))},
+            ),
+            Launch(
+                gemv_down_kernel,
+                (self.out_TC.shape[0], triton.cdiv(dim, GEMV_N)),
+                (*down, *self.down_ECI.stride()[:2]),
+                {**shape, "BLOCK_K": min(GEMV_K, power_of_two(width))},
+            ),
+        ]
+
+    def _many(self) -> list[Launch]:
+        experts, dim, width = self.down_ECI.shape
+        tilings = tilings_of(self.experts_P.shape[0], experts, self.x_TC.dtype)
+        sorting, order = sort_launches(self.experts_P, experts, tilings.up.m)
+        tiles = order.tile_expert_M.shape[0]
+        place = (order.order_P, order.tile_expert_M, order.tile_row_M, order.tile_end_M, tiles)
+        hidden, made = self.empty(width), self.empty(dim)
+        shape = {"DIM": dim, "WIDTH": width}
+        return [
+            *sorting,
+            Launch(
+                up_kernel,
+                (tiles * triton.cdiv(width, tilings.up.n),),
+                (
+                    self.x_TC,
+                    self.gate_up_EIC,
+                    hidden,
+                    *place,
+                    self.x_TC.stride(0),
+                    *self.gate_up_EIC.stride()[:2],
+                ),
+                {**shape, "TOP_K": self.top_k, "GELU": self.gelu, **tilings.up.meta()},
+            ),
+            Launch(
+                down_kernel,
+                (tiles * triton.cdiv(dim, tilings.down.n),),
+                (hidden, self.down_ECI, made, *place, *self.down_ECI.stride()[:2]),
+                {**shape, **tilings.down.meta()},
+            ),
+            Launch(
+                sum_kernel,
+                (self.out_TC.shape[0], triton.cdiv(dim, SUM_BLOCK)),
+                (made, self.weights_P, self.out_TC),
+                {"TOP_K": self.top_k, "DIM": dim, "BLOCK": SUM_BLOCK, "num_warps": 4},
+            ),
+        ]
+
+
+def _call(
+    x_TC: torch.Tensor,
+    weights_TK: torch.Tensor,
+    experts_TK: torch.Tensor,
+    gate_up_EIC: torch.Tensor,
+    down_ECI: torch.Tensor,
+    activation: str,
+) -> _Call:
+    assert gate_up_EIC.stride(2) == down_ECI.stride(2) == 1, "an expert's inputs are not adjacent"
+    x_TC = x_TC if x_TC.stride(1) == 1 else x_TC.contiguous()
+    return _Call(
+        x_TC=x_TC,
+        weights_P=weights_TK.contiguous(),
+        experts_P=experts_TK.contiguous().view(-1),
+        gate_up_EIC=gate_up_EIC,
+        down_ECI=down_ECI,
+        gelu=activation == "gelu_tanh_mul",
+        top_k=experts_TK.shape[1],
+        out_TC=torch.empty(x_TC.shape, dtype=x_TC.dtype, device=x_TC.device),
+    )
+
+
+def grouped_experts(
+    x_TC: torch.Tensor,
+    weights_TK: torch.Tensor,
+    experts_TK: torch.Tensor,
+    gate_up_EIC: torch.Tensor,
+    down_ECI: torch.Tensor,
+    activation: str = "silu_mul",
+) -> torch.Tensor:
+    """As ``kestrel.ops.grouped_experts``."""
+    call = _call(x_TC, weights_TK, experts_TK, gate_up_EIC, down_ECI, activation)
+    if x_TC.shape[0]:
+        for launch in call.launches():
+            launch.run()
+    return call.out_TC
+
+
+def _supports(query: OpQuery) -> Yes | No:
+    if refused := refuse_dtype(query):
+        return refused
+    if query.get("activation") not in ("silu_mul", "gelu_tanh_mul"):
+        return No(f"has no activation {query.get('activation')!r}")
+    return Yes()
+
+
+def _warm(query: OpQuery, row_counts: Sequence[int]) -> Iterable[Callable[[], object]]:
+    """The launches of each configuration that ``row_counts`` lead to."""
+    top_k, experts, dim = query.get("top_k"), query.get("experts"), query.get("hidden")
+    dtype, width = dtype_of(query), query.get("width")
+
+    def empty(*shape: int, dtype: torch.dtype = dtype) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    seen: dict[Any, int] = {}
+    for rows in row_counts:
+        pairs = rows * top_k
+        seen[None if pairs <= FEW_PAIRS else tilings_of(pairs, experts, dtype)] = rows
+    for rows in seen.values():
+        call = _call(
+            empty(rows, dim), empty(rows, top_k), empty(rows, top_k, dtype=torch.int64),
+            empty(experts, 2 * width, dim), empty(experts, dim, width), query.get("activation"),
+        )  # fmt: skip
+        yield from (launch.compile for launch in call.launches())
+
+
+IMPLS: Mapping[str, Impl] = {"grouped_experts": Impl(supports=_supports, fn=grouped_experts, warm=_warm)}
+
+
+def compile_cases() -> Iterator[CompileCase]:
+    """Every launch at Qwen3.5-35B-A3B's sizes: a step of 1 row, of 64, and prompts of 1024 and 16384 tokens."""
+    seen = set()
+    for rows in (1, 64, 1024, 16384):
+        experts, top_k, dim, width = 256, 8, 2048, 512
+        shapes = ((rows, dim), (rows, top_k), (experts, 2 * width, dim), (experts, dim, width))
+        x, weights, gate_up, down = (torch.empty(s, dtype=torch.bfloat16, device="meta") for s in shapes)
+        chosen = torch.empty((rows, top_k), dtype=torch.int64, device="meta")
+        for launch in _call(x, weights, chosen, gate_up, down, "silu_mul").launches():
+            case = compile_case_of(f"experts {launch.kernel.__name__}", launch)
+            key = (case.kernel.__name__, tuple(case.constexprs.items()))
+            if key not in seen:
+                seen.add(key)
+                yield case
