@@ -239,8 +239,9 @@ class RuntimeConfig:
     on who else is served; slower. Without ``enable_prefix_cache``, whose hits change how prompts are cut, that holds to
     the last bit. ``strict_ops``: an error where an accelerator would run a plain-torch reference.
 
-    Parsed for what is to come: no release captures programs yet, so ``decode_path`` "auto" and "native" are one,
-    "generated" is refused when an engine is made, and ``enable_cuda_graphs`` changes nothing; ``adapters`` are refused.
+    ``decode_path``: "native" runs decode steps op by op; "generated" as programs captured at load for every batch size
+    up to ``max_batch_size``, or it is an error that says what prevents it; "auto" captures where it can.
+    ``enable_cuda_graphs`` off forbids capturing. ``adapters`` are parsed for what is to come, and refused.
     """
 
     model: str | None = None
@@ -281,6 +282,11 @@ class RuntimeConfig:
         given = [name for name in sizes if getattr(self, name) is not None]
         if len(given) > 1:
             raise InvalidRequestError(f"{' and '.join(given)} contradict each other; give one of them")
+        if self.decode_path == "generated" and not self.enable_cuda_graphs:
+            raise InvalidRequestError(
+                "decode_path 'generated' and enable_cuda_graphs off contradict each other; "
+                "turn enable_cuda_graphs on, or use decode_path 'native'"
+            )
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> RuntimeConfig:

@@ -133,6 +133,7 @@ def test_doctor_lists_a_provider_for_each_op_of_the_model(run: Any, tiny: Path) 
     shown = json.loads(run("doctor", "--model-path", tiny, "--device", "cpu", "--json").out)
     assert shown["ops"]
     assert all(row["provider"] for row in shown["ops"])
+    assert shown["decode"] == "op by op: programs are captured on CUDA devices, and this is cpu"
 
 
 def test_bench_measures_both_batch_sizes(run: Any, tiny: Path) -> None:

@@ -191,8 +191,13 @@ def test_doctor_of_a_model_shows_who_serves_each_op(
         query = OpQuery.of("linear", n=4)
         return [OpChoice(query=query, provider="reference", rejected={"fast": "no float64"})]
 
+    async def decode_path(engine: Any) -> str:
+        return "captured programs for 1, 2 rows"
+
     monkeypatch.setattr(session, "op_choices", choices)
+    monkeypatch.setattr(session, "decode_path", decode_path)
     shown = json.loads(run("doctor", "acme/nano", "--json").out)
+    assert shown["decode"] == "captured programs for 1, 2 rows"
     assert shown["ops"] == [
         {"op": "linear(n=4)", "provider": "reference", "rejected": {"fast": "no float64"}}
     ]

@@ -267,7 +267,7 @@ async def test_a_path_that_does_not_exist(toys):
     [
         ({"max_model_len": 2000}, "max_model_len is 2000; toy has a context of 1024"),
         ({"adapters": ["some/adapter"]}, "adapters are not supported yet"),
-        ({"decode_path": "generated"}, "no captured programs exist yet; use 'auto' or 'native'"),
+        ({"decode_path": "generated"}, "decode_path is 'generated', and programs are captured on CUDA"),
     ],
 )
 async def test_settings_that_the_model_cannot_have_are_refused(toys, settings, words):

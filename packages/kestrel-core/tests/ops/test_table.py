@@ -181,4 +181,27 @@ def test_compile_jobs_are_asked_for_the_rows_of_the_programs_that_a_query_runs_i
     jobs = table.compile_jobs({"decode": (1, 2), "prefill": (2, 128)})
     assert asked == {QUERY: [1, 2, 128], decode: [1, 2], broken: [1, 2, 128]}
     assert len(jobs) == 5
+    assert table.compile_jobs({"decode": (1, 2), "prefill": (2, 128)}) == [], "nothing was asked since"
     assert "does not say what to compile" in caplog.text
+
+
+def test_a_fusion_is_found_only_where_a_provider_has_it():
+    query = OpQuery.of("norm_linear", rows=1)
+    assert resolve_ops().find(query) is None
+    table = resolve_ops(backends=[Backend("fused", op="norm_linear")])
+    assert table.find(query) is table.find(query) is table.resolve(query)
+    assert [row.provider for row in table.rows()] == ["fused"]
+    declined = resolve_ops(backends=[Backend("fused", op="norm_linear", answer=No("too small"))])
+    assert declined.find(query) is None
+    assert declined.rows() == []
+
+
+def test_an_override_can_turn_a_fusion_off():
+    query = OpQuery.of("norm_linear", rows=1)
+    table = resolve_ops(backends=[Backend("fused", op="norm_linear")], overrides={"norm_linear": REFERENCE})
+    assert table.find(query) is None
+
+
+def test_looking_for_a_fusion_that_nobody_has_is_no_error_on_a_strict_accelerator():
+    query = OpQuery.of("norm_linear", rows=1)
+    assert resolve_ops(device=torch.device("cuda"), strict=True).find(query) is None

@@ -37,6 +37,7 @@ async def diagnose(model: ModelOptions, *, json: bool) -> None:
         async with session.opened(model) as engine:
             ops = _op_rows(await session.op_choices(engine))
             facts["model"] = engine.models[0]
+            facts["decode"] = await session.decode_path(engine)
     if json:
         output.print_json({**facts, "ops": ops} if "model" in facts else facts)
         return

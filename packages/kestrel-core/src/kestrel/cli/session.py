@@ -23,6 +23,7 @@ __all__ = [
     "Report",
     "clock",
     "create_engine",
+    "decode_path",
     "load_plugins",
     "locate_model",
     "no_report",
@@ -65,6 +66,12 @@ def survey_model(config: RuntimeConfig, plugins: PluginHost) -> Blueprint:
     from kestrel.engine.loading import survey
 
     return survey(config, plugins)
+
+
+async def decode_path(engine: InferenceEngine) -> str:
+    """How the engine's default model decodes: by captured programs, or op by op and why."""
+    model = await engine.fleet.ready(engine.models[0])
+    return str(model.decode)
 
 
 async def op_choices(engine: InferenceEngine) -> list[OpChoice]:

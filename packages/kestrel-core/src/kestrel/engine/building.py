@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING
 import torch
 
 from kestrel.device import counts_peaks
+from kestrel.engine.decode_path import DecodePath, capture_decode, check_decode_path
 from kestrel.engine.loaded import LoadedModel, Shared
 from kestrel.engine.loading import Blueprint, ProgressReport
 from kestrel.engine.memory import Demand, return_memory, settle_memory
 from kestrel.engine.router import Router
+from kestrel.engine.warm_up import compile_kernels, first_launches
 from kestrel.errors import CapacityError, KestrelError, LoadError
 from kestrel.lanes import DeviceThread, StepLane, TokenLane, build_token_lane, launch_memory
 from kestrel.loading import SafetensorsReader, load_tokenizer
@@ -40,17 +42,19 @@ def load_model(
 ) -> LoadedModel:
     """The model built and on its device thread. ``progress`` may raise to end the work between two tensors.
 
-    Raises LoadError, CapacityError or NoKernelError.
+    Raises LoadError, CapacityError, NoKernelError, or InvalidRequestError for a ``decode_path`` that cannot be.
     """
     config = blueprint.config
+    check_decode_path(config, device)
     backends = tuple(shared.host.backends.values())
     ops = resolve_ops((), device, backends, overrides=config.ops, strict=config.strict_ops)
     try:
         built = _build(blueprint, device, demand, ops, progress)
         for query in built.main.spec.op_needs:
             ops.resolve(query)
-        demand = _settled(demand, built, blueprint, device, thread)
-        lane = _make_lane(built, blueprint, device, demand, shared.router)
+        compile_kernels(ops, config)
+        demand = _settled(demand, built, blueprint, device, ops, thread)
+        lane = _make_lane(built, blueprint, device, demand, ops, shared.router)
     except Exception as error:
         if not _is_out_of_memory(error):
             raise
@@ -66,9 +70,10 @@ def load_model(
         str(demand.dtype).removeprefix("torch."),
         demand.weight_bytes / 2**20,
     )
-    _warm_up(built, lane, thread, progress)
+    decode = _warm_up(built, blueprint, device, ops, lane, thread, progress)
+    log.info("model %s decodes by %s", blueprint.card.model_id, decode)
     thread.add(lane)
-    return LoadedModel(blueprint, built, lane, thread, shared, ops)
+    return LoadedModel(blueprint, built, lane, thread, shared, ops, decode)
 
 
 def _build(
@@ -103,24 +108,27 @@ def _build(
 
 
 def _warm_up(
-    built: Built, lane: TokenLane | StepLane, thread: DeviceThread, progress: ProgressReport
-) -> None:
+    built: Built,
+    blueprint: Blueprint,
+    device: torch.device,
+    ops: OpTable,
+    lane: TokenLane | StepLane,
+    thread: DeviceThread,
+    progress: ProgressReport,
+) -> DecodePath:
     """Do at once what the first request would otherwise wait for."""
     progress("warm-up", 0, 2)
     if any(media.kind == "image" for media in built.main.spec.media):
         load_decoders()
+    compile_kernels(ops, blueprint.config)  # of sampling, and whatever launches asked for first
     progress("warm-up", 1, 2)
-    if isinstance(lane, TokenLane):
-        try:
-            thread.call(lane.warm_up).result()
-        except Exception as error:  # requests will meet it again, each with an error of its own
-            log.warning(
-                "the first launch of %s failed (%s: %s)",
-                type(built.main).__name__,
-                type(error).__name__,
-                error,
-            )
+    is_sound = first_launches(lane, thread, type(built.main).__name__)
+    if is_sound or blueprint.config.decode_path == "generated":  # then what failed is an error, raised again
+        decode = capture_decode(blueprint.config, device, ops, lane, thread)
+    else:
+        decode = DecodePath(reason="its first launch failed")
     progress("warm-up", 2, 2)
+    return decode
 
 
 class _Reported:
@@ -157,14 +165,19 @@ def _nbytes(tensor: TensorInfo) -> int:
 
 
 def _settled(
-    demand: Demand, built: Built, blueprint: Blueprint, device: torch.device, thread: DeviceThread
+    demand: Demand,
+    built: Built,
+    blueprint: Blueprint,
+    device: torch.device,
+    ops: OpTable,
+    thread: DeviceThread,
 ) -> Demand:
     """``demand`` by what the model's largest launches take on ``device``, where that can be measured."""
     driver, config = built.main, blueprint.config
     if isinstance(driver, StepDriver) or not counts_peaks(device):
         return demand
     try:
-        measure = partial(launch_memory, driver, config, device=device, dtype=demand.dtype)
+        measure = partial(launch_memory, driver, config, device=device, dtype=demand.dtype, ops=ops)
         launch_bytes = thread.call(measure).result()
     except Exception as error:  # requests will meet it again, each with an error of its own
         if _is_out_of_memory(error):
@@ -178,7 +191,7 @@ def _settled(
 
 
 def _make_lane(
-    built: Built, blueprint: Blueprint, device: torch.device, demand: Demand, router: Router
+    built: Built, blueprint: Blueprint, device: torch.device, demand: Demand, ops: OpTable, router: Router
 ) -> TokenLane | StepLane:
     config, driver = blueprint.config, built.main
     if isinstance(driver, StepDriver):
@@ -192,6 +205,7 @@ def _make_lane(
             kv_bytes=demand.kv_bytes,
             sink=router.deliver,
             setting=demand.setting,
+            ops=ops,
         )
     except CapacityError as error:
         raise CapacityError(f"{error} {demand.account}".rstrip()) from None

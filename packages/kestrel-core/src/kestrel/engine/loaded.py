@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from kestrel.engine.decode_path import DecodePath
 from kestrel.engine.loading import Blueprint
 from kestrel.engine.media import MediaIntake
 from kestrel.engine.pool import CpuPool
@@ -54,6 +55,7 @@ class LoadedModel:
         thread: DeviceThread,
         shared: Shared,
         ops: OpTable,
+        decode: DecodePath,
     ) -> None:
         self.model_id = blueprint.card.model_id
         self.built = built
@@ -63,6 +65,7 @@ class LoadedModel:
         self.pool = shared.pool
         self.running = shared.running
         self.ops = ops
+        self.decode = decode
         self.tokenizer: TextTokenizer | None = built.main.tokenizer
         config = blueprint.config
         limits = MediaLimits.of(config)

@@ -44,10 +44,6 @@ def survey(config: RuntimeConfig, host: PluginHost, progress: ProgressReport | N
     """
     if config.adapters:
         raise InvalidRequestError("adapters are not supported yet; leave the setting adapters out")
-    if config.decode_path == "generated":
-        raise InvalidRequestError(
-            "decode_path is 'generated', and no captured programs exist yet; use 'auto' or 'native'"
-        )
     offline = config.offline or Environment.read().offline
     located = resolve_model(config, host, offline=offline, progress=progress)
     card = read_card(located.model_id, located.path, revision=located.revision)

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 
 import torch
 
+from kestrel.device.graphs import Graphs
 from kestrel.errors import RequestTimeoutError
 from kestrel.lanes.admission import Admission
 from kestrel.lanes.board import Board
@@ -145,6 +146,17 @@ class TokenLane(QueuedLane[Sequence]):
         """Make a first launch of each kind, before the lane is ticked."""
         with torch.inference_mode():
             self._board.runner.warm_up()
+
+    def capture(self, graphs: Graphs, *, decode: bool = True) -> None:
+        """Capture programs: of decode for every batch size at once, of encoders as they come. After ``warm_up``, before
+        the lane is ticked. Raises what a call raises that cannot be captured; decode then runs op by op."""
+        with torch.inference_mode():
+            self._board.runner.capture(graphs, decode=decode)
+
+    @property
+    def captured_sizes(self) -> tuple[int, ...]:
+        """Numbers of rows for which decode programs are captured; none: every launch runs op by op."""
+        return self._board.runner.captured_sizes
 
     def borrow_cross(self, item: Prepared, held: ExitStack) -> Mapping[str, CrossView]:
         """What the encoder made of ``item`` as views of one row, for a pass; held as long as ``held``."""

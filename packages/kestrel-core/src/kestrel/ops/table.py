@@ -61,6 +61,7 @@ class OpTable:
         self._strict = strict
         self._choices: dict[OpQuery, OpChoice] = {}
         self._impls: dict[OpQuery, Impl] = {}
+        self._uncompiled: list[OpQuery] = []
 
     def resolve(self, query: OpQuery) -> OpCall:
         """The callable that serves ``query``, chosen at the first asking and logged.
@@ -88,14 +89,16 @@ class OpTable:
         ]
 
     def compile_jobs(self, row_counts: Mapping[str, Sequence[int]]) -> list[Callable[[], object]]:
-        """What compiles every launch of the queries asked so far, ready to run on any thread.
+        """What compiles every launch of the queries asked since the last call, ready to run on any thread.
 
         ``row_counts``: numbers of rows that launches will have, by program. A query that says its ``mode`` runs in that
         program alone.
         """
         everywhere = sorted({count for counts in row_counts.values() for count in counts})
         jobs: list[Callable[[], object]] = []
-        for query, impl in list(self._impls.items()):
+        queries, self._uncompiled = self._uncompiled, []
+        for query in queries:
+            impl = self._impls[query]
             try:
                 jobs += impl.warm(query, row_counts.get(query.get("mode", ""), everywhere))
             except Exception as error:  # a backend is a plugin: it compiles at the first launch then
@@ -118,6 +121,7 @@ class OpTable:
                 self._record(choice)
                 self._choices[query] = choice
                 self._impls[query] = impl
+                self._uncompiled.append(query)
                 return impl
             rejected[name] = answer.reason
         raise NoKernelError(

@@ -5,13 +5,15 @@ from __future__ import annotations
 __all__ = ["launch_sizes", "row_buckets"]
 
 _FEW = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96)  # from 16 on multiples of 8: what matrix units like
-_STEP = 32  # of more rows: a launch has at most a third more of them than it needs
+_STEP = 32  # of more rows, or an eighth of them: a launch computes at most a third more rows than it needs
 _LEAST_TOKENS = 128
 
 
 def row_buckets(max_rows: int) -> tuple[int, ...]:
     """Numbers of rows, ascending; the last is ``max_rows``, so that every batch has a bucket that holds it."""
-    sizes = [*_FEW, *range(_FEW[-1] + _STEP, max_rows, _STEP)]
+    sizes = list(_FEW)
+    while sizes[-1] < max_rows:
+        sizes.append(sizes[-1] + _STEP * max(1, sizes[-1] // (8 * _STEP)))
     return (*(size for size in sizes if size < max_rows), max_rows)
 
 

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from kestrel.runner.extents import DecodeExtents
-from kestrel.runner.mirror import Mirror
+from kestrel.runner.mirror import PackedMirror
 from kestrel.runner.rows import RowTables
 from kestrel.runner.states import Places, StateMap
 from kestrel.spi.batch import Batch, Limits
@@ -38,6 +38,9 @@ class DecodeStage:
 
     ``block`` rows: P positions, one slot per page-table group, the state slot. Positions and slots of a launch are
     written by the host: it knows where each row stands without knowing what was sampled.
+
+    ``captured``: for a program that is captured once. Its batch says the same for the stage's whole life: no host
+    copies, a context of ``max_len``, bins wherever the model has any. Only what is in the tensors changes.
     """
 
     def __init__(
@@ -51,23 +54,32 @@ class DecodeStage:
         tracks_life: bool,
         device: torch.device,
         is_deterministic: bool = False,
+        captured: bool = False,
     ) -> None:
         self._states, self._rows, self._device = states, rows, device
         self.size, self._max_len = size, max_len
-        self._is_deterministic = is_deterministic
+        self._is_deterministic, self.is_captured = is_deterministic, captured
         self._num_positions = position_rows
         self._moving = position_rows + len(states.groups)
-        self._block = Mirror((self._moving + 1, size), np.int64, device)
-        self._fixed = Mirror((3, size), np.int64, device)  # row, cross entry, adapter slot
-        self._small = Mirror((2, size), np.int32, device)  # computed, cross length
-        self._shown = torch.zeros_like(self._block.tensor) if tracks_life else self._block.tensor
+        self._mirror = PackedMirror(
+            {
+                "block": ((self._moving + 1, size), np.int64),
+                "fixed": ((3, size), np.int64),  # row, cross entry, adapter slot
+                "small": ((2, size), np.int32),  # computed, cross length
+            },
+            device,
+        )
+        host, tensor = self._mirror.host, self._mirror.tensor
+        self._block, self._fixed, self._small = host["block"], host["fixed"], host["small"]
+        self._block_D, self._fixed_D, self._small_D = tensor["block"], tensor["fixed"], tensor["small"]
+        self._shown = torch.zeros_like(self._block_D) if tracks_life else self._block_D
         self._live = torch.zeros(size, dtype=torch.int64, device=device) if tracks_life else None
         self._ids = torch.zeros(size, dtype=torch.int64, device=device)
         self._aux = torch.zeros(size, rows.last_aux.shape[1], dtype=torch.int64, device=device)
         self._no_media = torch.full((size,), -1, dtype=torch.int64, device=device)
         self._cu = torch.arange(size + 1, dtype=torch.int32, device=device)
         self._stores = torch.zeros(0, 3, dtype=torch.int64, device=device)
-        self._extents = DecodeExtents(self._small.host[0])
+        self._extents = None if captured else DecodeExtents(self._small[0])
         self._one_64, self._one_32 = (
             np.ones((), np.int64),
             np.ones((), np.int32),
@@ -75,54 +87,59 @@ class DecodeStage:
         self._tables: list[torch.Tensor] = []
         self._tables_version = -1
         self._batch: Batch | None = None
-        self._has_aux = False
+        self._has_aux = captured and self._aux.shape[1] > 0
         self._ceiling = 0
-        self._longest = 0
+        self._longest = max_len if captured else 0
+        self.needs: int | None = None
         self.rows_host: list[int] = []
-        self.rows = self._fixed.tensor[0]
+        self.rows = self._fixed_D[0]
         self._set_views(size)
 
     def _set_views(self, count: int) -> None:
         self.count = count
-        self._advancing = self._block.host[: self._moving, :count]
-        self.computed = self._small.host[0, :count]
+        self._advancing = self._block[: self._moving, :count]
+        self.computed = self._small[0, :count]
 
     def fill(self, entries: Sequence[DecodeRow]) -> None:
         """Take new sequences, in order; the rest of the columns become padding."""
         count, states = len(entries), self._states
         assert 0 < count <= self.size
         if count < self.size:
-            self.blank()
+            self._clear()
         self._set_views(count)
-        self._fixed.host[0, :count] = [entry.row for entry in entries]
+        self._fixed[0, :count] = [entry.row for entry in entries]
         self.computed[:] = [entry.computed for entry in entries]
         offsets_PB = np.array([entry.offsets for entry in entries], dtype=np.int64).T
-        self._block.host[: self._num_positions, :count] = self.computed + offsets_PB
+        self._block[: self._num_positions, :count] = self.computed + offsets_PB
         self._place(np.arange(count))
         if states.recurrent:
             name = states.recurrent[0]
-            self._block.host[self._moving, :count] = [entry.lease.state_slot(name) for entry in entries]
+            self._block[self._moving, :count] = [entry.lease.state_slot(name) for entry in entries]
         if states.cross:
             name = states.cross[0]
-            self._fixed.host[1, :count] = [entry.lease.cross_entry(name)[0] for entry in entries]
-            self._small.host[1, :count] = [entry.lease.cross_len for entry in entries]
-        self.rows_host = self._fixed.host[0].tolist()
-        self._longest = int(self.computed.max()) + 1
-        self._set_aux(any(entry.has_aux for entry in entries))
-        self._fixed.push()
-        self._tables_version = -1
+            self._fixed[1, :count] = [entry.lease.cross_entry(name)[0] for entry in entries]
+            self._small[1, :count] = [entry.lease.cross_len for entry in entries]
+        self._renew(int(self.computed.max()) + 1, any(entry.has_aux for entry in entries))
 
     def blank(self) -> None:
         """Make every column padding."""
-        for mirror in (self._block, self._fixed, self._small):
-            mirror.host[...] = 0
-        self._fixed.host[0] = self._rows.scratch
-        self._fixed.push()
-        self.rows_host = self._fixed.host[0].tolist()
-        self._longest = 1
-        self._set_aux(False)
+        self._clear()
+        self._set_views(0)
+        self._renew(1, False)
 
-    def _set_aux(self, has_aux: bool) -> None:
+    def _clear(self) -> None:
+        for array in (self._block, self._fixed, self._small):
+            array[...] = 0
+        self._fixed[0] = self._rows.scratch
+
+    def _renew(self, longest: int, has_aux: bool) -> None:
+        """Other rows are in the columns."""
+        self.rows_host = self._fixed[0].tolist()
+        self.needs = None
+        self._tables_version = -1
+        if self.is_captured:
+            return
+        self._longest = longest
         if has_aux == self._has_aux:
             return
         self._has_aux = has_aux
@@ -136,39 +153,53 @@ class DecodeStage:
         for column in columns:
             row, page_idx = self.rows_host[column], int(self.computed[column]) // size
             for group, table in enumerate(self._rows.hosts):
-                self._block.host[self._num_positions + group, column] = int(table[row, page_idx]) * size
+                self._block[self._num_positions + group, column] = int(table[row, page_idx]) * size
 
     def _place(self, columns: NDArray[np.intp]) -> None:
         """Point ``columns`` at the slots of their positions, from the page tables of their rows."""
-        rows, size = self._fixed.host[0, columns], self._states.page_size
+        rows, size = self._fixed[0, columns], self._states.page_size
         page_idx, offset = np.divmod(self.computed[columns], size)
         for group, table in enumerate(self._rows.hosts):
             pages = table[rows, page_idx].astype(np.int64)
-            self._block.host[self._num_positions + group, columns] = pages * size + offset
+            self._block[self._num_positions + group, columns] = pages * size + offset
 
     def ready(self) -> Batch:
         """The batch of the next launch, its input ids and life taken from what sampling left on the device."""
-        rows = self._rows
-        self._block.push()
-        self._small.push()
-        self._extents.renew()
+        self.push()
+        self.take_in()
+        return self.batch
+
+    @property
+    def batch(self) -> Batch:
+        """What a launch reads, once ``push`` brought it over."""
+        assert self._batch is not None, "nothing was pushed yet"
+        return self._batch
+
+    def push(self) -> None:
+        """Bring what the host wrote to the device."""
+        self._mirror.push()
+        if self._extents is not None:
+            self._extents.renew()
         if self._batch is None or self._longest > self._ceiling:
             self._batch = self._build()
-        if self._tables_version != rows.version:
+        if self._tables_version != self._rows.version:
             self._gather()
+
+    def take_in(self) -> None:
+        """What sampling left of the rows: ids, bins, life. On the device alone, so that a program begins with it."""
+        rows = self._rows
         torch.index_select(rows.last_ids, 0, self.rows, out=self._ids)
         if self._has_aux:
             torch.index_select(rows.last_aux, 0, self.rows, out=self._aux)
         if self._live is not None:
             torch.index_select(rows.live, 0, self.rows, out=self._live)
-            torch.mul(self._block.tensor, self._live, out=self._shown)
-        return self._batch
+            torch.mul(self._block_D, self._live, out=self._shown)
 
     def advance(self) -> None:
         """After a launch: every row stands one position further. Slots that leave their page need ``enter_pages``."""
         np.add(self._advancing, self._one_64, out=self._advancing)
         np.add(self.computed, self._one_32, out=self.computed)
-        self._longest += 1
+        self._longest += not self.is_captured
 
     def _gather(self) -> None:
         for table, staged in zip(self._rows.tables, self._tables, strict=True):
@@ -194,15 +225,15 @@ class DecodeStage:
             is_deterministic=self._is_deterministic,
         )
         places = Places(
-            computed_B=self._small.tensor[0],
+            computed_B=self._small_D[0],
             cu_seqlens=self._cu,
             limits=limits,
             extents=self._extents,
             slots=list(self._shown[self._num_positions : self._moving].unbind(0)),
             tables=self._tables,
             state_slots_B=self._shown[self._moving],
-            entries_B=self._fixed.tensor[1],
-            lens_B=self._small.tensor[1],
+            entries_B=self._fixed_D[1],
+            lens_B=self._small_D[1],
             stores=self._stores,
         )
         return Batch(
@@ -212,7 +243,7 @@ class DecodeStage:
             positions_PT=self._shown[: self._num_positions],
             cu_seqlens=self._cu,
             states=self._states.views(places),
-            adapter_slots_B=self._fixed.tensor[2],
+            adapter_slots_B=self._fixed_D[2],
             limits=limits,
             extents=self._extents,
             has_aux=self._has_aux,

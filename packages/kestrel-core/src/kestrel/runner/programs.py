@@ -1,4 +1,4 @@
-"""The two programs of a step: F computes hidden states, S chooses tokens. Eager; captured ones have the same shape.
+"""The two programs of a step: F computes hidden states, S chooses tokens. Captured, they are the same calls.
 
 Neither branches on a value that the device computes, and neither waits for the device.
 """
@@ -31,8 +31,16 @@ class Programs:
         return driver.forward(batch, driver.embed(batch))
 
     def sample(self, h_NC: torch.Tensor, rows_host: Sequence[int], rows_N: torch.Tensor) -> Sampled:
-        """S: a token for each of ``rows_N``, noted as its row's next input; ends clear the row's life."""
-        sampled = self._sampler.sample(self._driver.logits(h_NC), rows_host, rows_N, h_NC, self._aux_fn)
+        """S: as ``choose``, for what ``rows_host`` (the same rows) need."""
+        return self.choose(h_NC, self._sampler.needs_of(rows_host), rows_N)
+
+    def choose(self, h_NC: torch.Tensor, needs: int, rows_N: torch.Tensor) -> Sampled:
+        """A token for each of ``rows_N``, noted as its row's next input; ends clear the row's life.
+
+        ``needs``: what any of the rows needs of sampling, or more.
+        """
+        logits_NV = self._driver.logits(h_NC)
+        sampled = self._sampler.sample_as(logits_NV, needs, rows_N, h_NC, self._aux_fn)
         tables = self._rows
         tables.last_ids.index_copy_(0, rows_N, sampled.ids)
         if sampled.has_aux:

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from kestrel.device import Staging
+from kestrel.device.graphs import Graphs
 from kestrel.runner.chunks import ChunkRun
 from kestrel.runner.decode import DecodeStage
+from kestrel.runner.decoder import Decoder
 from kestrel.runner.encoders import Encoders
 from kestrel.runner.prefill import Prefiller, PrefillResult
 from kestrel.runner.programs import Programs
@@ -44,7 +45,7 @@ class Runner:
         self._driver, self._device = driver, device
         self._max_rows, self._max_len, self._overlaps, self._pads = max_rows, max_len, overlaps, pads
         self.states = StateMap.of(spec, cache)
-        self.staging = Staging(device)
+        self.staging = sampler.staging
         self.rows = RowTables(
             self.states, self.staging, max_rows=max_rows, max_len=max_len, aux_width=spec.aux_width
         )
@@ -62,33 +63,44 @@ class Runner:
             pads=pads,
         )
         self._encoders = Encoders(driver, self.states, self.staging)
-        self._stages: dict[int, DecodeStage] = {}
+        self._decoder = Decoder(
+            self._programs,
+            sampler,
+            self._results,
+            self._make_stage,
+            max_rows=max_rows,
+            pads=pads,
+            device=device,
+        )
 
     # -- decode
 
+    @property
+    def captured_sizes(self) -> tuple[int, ...]:
+        """Numbers of rows for which decode programs are captured; none: every launch runs op by op."""
+        return self._decoder.captured_sizes
+
     def stage(self, count: int) -> DecodeStage:
         """The buffers for ``count`` decoding rows (with ``pads`` always the same ones)."""
-        size = self._max_rows if self._pads else count
-        if size not in self._stages:
-            self._stages[size] = DecodeStage(
-                self.states,
-                self.rows,
-                size=size,
-                position_rows=self._driver.spec.position_rows,
-                max_len=self._max_len,
-                tracks_life=self._overlaps,
-                device=self._device,
-                is_deterministic=self._pads,
-            )
-        return self._stages[size]
+        return self._decoder.stage(count)
+
+    def _make_stage(self, size: int, captured: bool) -> DecodeStage:
+        return DecodeStage(
+            self.states,
+            self.rows,
+            size=size,
+            position_rows=self._driver.spec.position_rows,
+            max_len=self._max_len,
+            tracks_life=self._overlaps,
+            device=self._device,
+            is_deterministic=self._pads,
+            captured=captured,
+        )
 
     def decode(self, stage: DecodeStage) -> Pending:
         """Launch one token for each row of ``stage``; then the stage stands one position further."""
         self.staging.send()
-        h_TC = self._programs.forward(stage.ready())
-        pending = self._results.pending(self._programs.sample(h_TC, stage.rows_host, stage.rows))
-        stage.advance()
-        return pending
+        return self._decoder.launch(stage)
 
     # -- prefill
 
@@ -119,6 +131,18 @@ class Runner:
             assert pending is not None
             pending.read()
         self.rows.unbind(scratch)
+
+    def capture(self, graphs: Graphs, *, decode: bool = True) -> None:
+        """Let encoders be captured as they come, and capture ``decode`` now: after ``warm_up``, before the first
+        sequence. Raises what a call raises that cannot be captured; decode launches then run op by op, as before."""
+        self._encoders.graphs = graphs
+        if not decode:
+            return
+        try:
+            self.staging.send()
+            self._decoder.capture(graphs, has_aux=self._driver.spec.aux_width > 0)
+        finally:
+            self.rows.unbind(self.rows.scratch)
 
     # -- media
 

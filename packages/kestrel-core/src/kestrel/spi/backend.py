@@ -65,6 +65,8 @@ class Impl:
     ``warm(query, row_counts)``: jobs that compile what launches of ``query`` with these numbers of rows (tokens) will
     run. A job compiles and launches nothing; jobs run on several threads at once while a model loads, in any order,
     and may repeat each other. What no job compiled is compiled at its first launch.
+    ``eager_in``: the programs ("decode", "prefill", "encode") that ``fn`` cannot be captured in, because it waits for
+    the device, reads the host's copies (``extents``) or lets numbers decide what it launches.
     """
 
     supports: Callable[[OpQuery], Yes | No]

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from kestrel.config import Settings
+from kestrel.device.graphs import Graphs
 from kestrel.lanes import Event, Failed, Finished, TokensReady, Work
 from kestrel.lanes.limits import LaneConfig
 from kestrel.lanes.token import TokenLane
@@ -77,7 +78,9 @@ class Bench:
         max_len: int = 256,
         head_start: int = 8,
         device: torch.device = CPU,
+        graphs: Graphs | None = None,
     ) -> None:
+        """``graphs``: decode programs are captured with them; None: every launch runs op by op."""
         spec = driver.spec
         windows = {s.window: window_pages or pages for s in spec.states if isinstance(s, WindowKV)}
         self.cache = StateCache(
@@ -104,7 +107,7 @@ class Bench:
         self.lane = TokenLane(
             driver,
             cache=self.cache,
-            sampler=Sampler(spec, max_rows, device),
+            sampler=Sampler(spec, max_rows, device, branch_free=graphs is not None or None),
             features=features,
             config=LaneConfig(
                 max_rows=max_rows,
@@ -121,6 +124,9 @@ class Bench:
             clock=self.clock,
         )
         self._next = 0
+        if graphs is not None:
+            self.lane.warm_up()
+            self.lane.capture(graphs)
 
     def take(self, events: Sequence[Event]) -> None:
         """The lane's sink."""

@@ -168,6 +168,8 @@ class ToyHybrid(TokenDriver):
         size = view.page_size
         view.k_LPKSD[0, view.slots_T // size, 0, view.slots_T % size] = k
         view.v_LPKSD[0, view.slots_T // size, 0, view.slots_T % size] = v
+        if view.extents is None:
+            return _attend_captured(q, view) @ qkvo[3]
         out = torch.zeros_like(q)
         for b, tokens, extent in _sequences(view.extents):
             end = extent.computed + extent.query_len
@@ -186,6 +188,10 @@ class ToyHybrid(TokenDriver):
         view, w = batch.recurrent("memory"), self.weights
         state = view.parts["s"][0]
         inputs = torch.tanh(x_TC @ w.memory_in)
+        if view.extents is None:
+            new = w.decay * state.index_select(0, view.slots_B) + inputs
+            state.index_copy_(0, view.slots_B, new)
+            return new @ w.memory_out
         out = torch.zeros_like(x_TC)
         for b, tokens, extent in _sequences(view.extents):
             slot = int(view.slots_B[b])
@@ -200,6 +206,8 @@ class ToyHybrid(TokenDriver):
     def _cross(self, x_TC: torch.Tensor, batch: Batch) -> torch.Tensor:
         view, w = batch.cross("media"), self.weights
         q = x_TC @ w.cross[0]
+        if view.extents is None:
+            return _cross_captured(q, view) @ w.cross[3]
         out = torch.zeros_like(q)
         for b, tokens, _ in _sequences(view.extents):
             length, entry = int(view.lens_B[b]), int(view.entries_B[b])
@@ -207,6 +215,36 @@ class ToyHybrid(TokenDriver):
                 keys, values = view.k_LEKSD[0, entry, 0, :length], view.v_LEKSD[0, entry, 0, :length]
                 out[tokens] = (q[tokens] @ keys.T / HIDDEN**0.5).softmax(-1) @ values
         return out @ w.cross[3]
+
+
+def _attend_captured(q_BC: torch.Tensor, view: PagedView) -> torch.Tensor:
+    """One query per sequence against all that a context may hold, from what the device knows alone."""
+    assert view.limits.is_decode, "only decode is captured"
+    at_J = torch.arange(view.limits.max_context_len, device=q_BC.device)
+    pages_BJ = view.page_table_BN[:, at_J // view.page_size].long()
+    keys, values = (pool[0, pages_BJ, 0, at_J % view.page_size] for pool in (view.k_LPKSD, view.v_LPKSD))
+    position_B1 = view.computed_B.long()[:, None]
+    hidden_BJ = at_J > position_B1
+    if view.window is not None:
+        hidden_BJ = hidden_BJ | (at_J <= position_B1 - view.window)
+    return _weighted(q_BC, keys, values, hidden_BJ)
+
+
+def _cross_captured(q_BC: torch.Tensor, view: CrossView) -> torch.Tensor:
+    keys, values = view.k_LEKSD[0, view.entries_B, 0], view.v_LEKSD[0, view.entries_B, 0]
+    hidden_BJ = torch.arange(keys.shape[1], device=q_BC.device) >= view.lens_B[:, None]
+    return _weighted(q_BC, keys, values, hidden_BJ).masked_fill(view.lens_B[:, None] == 0, 0.0)
+
+
+def _weighted(
+    q_BC: torch.Tensor, keys_BJC: torch.Tensor, values_BJC: torch.Tensor, hidden_BJ: torch.Tensor
+) -> torch.Tensor:
+    scores_BJ = (keys_BJC @ q_BC[:, :, None])[..., 0] / HIDDEN**0.5
+    weights_BJ = scores_BJ.masked_fill(hidden_BJ, float("-inf")).softmax(-1)
+    seen_BJC = values_BJC.masked_fill(
+        hidden_BJ[..., None], 0.0
+    )  # a weight of 0 does not hide what is no number
+    return torch.bmm(weights_BJ[:, None], seen_BJC)[:, 0]
 
 
 def _sequences(extents: Sequence[RowExtent] | None) -> list[tuple[int, slice, RowExtent]]:

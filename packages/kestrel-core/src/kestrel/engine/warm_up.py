@@ -1,0 +1,52 @@
+"""What is done once before a model's first request, which would else wait for it."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from kestrel.config import RuntimeConfig
+from kestrel.lanes import DeviceThread, StepLane, TokenLane
+from kestrel.ops import OpTable
+from kestrel.runner import launch_sizes
+
+__all__ = ["compile_kernels", "first_launches"]
+
+log = logging.getLogger("kestrel.engine")
+
+MAX_THREADS = 32
+
+
+def compile_kernels(ops: OpTable, config: RuntimeConfig) -> None:
+    """Compile what launches of the ops resolved since the last call will run, on many threads; what fails is compiled
+    at its first launch."""
+    jobs = ops.compile_jobs(launch_sizes(config.max_batch_size, config.max_batched_tokens))
+    if not jobs:
+        return
+    with ThreadPoolExecutor(min(MAX_THREADS, os.cpu_count() or 1, len(jobs))) as pool:
+        failed = [error for error in pool.map(_failure, jobs) if error is not None]
+    if failed:
+        log.warning("%d of %d kernels were not compiled ahead", len(failed), len(jobs), exc_info=failed[0])
+
+
+def _failure(job: Callable[[], object]) -> Exception | None:
+    try:
+        job()
+    except Exception as error:  # a backend is a plugin
+        return error
+    return None
+
+
+def first_launches(lane: TokenLane | StepLane, thread: DeviceThread, name: str) -> bool:
+    """A first launch of each kind on the device thread; False when one failed, which is logged: requests will meet it
+    again, each with an error of its own."""
+    if not isinstance(lane, TokenLane):
+        return True
+    try:
+        thread.call(lane.warm_up).result()
+    except Exception as error:
+        log.warning("the first launch of %s failed (%s: %s)", name, type(error).__name__, error)
+        return False
+    return True
