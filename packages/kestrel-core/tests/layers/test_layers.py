@@ -16,6 +16,7 @@ from kestrel.layers import (
     packed_parts,
 )
 from kestrel.ops import resolve_ops
+from kestrel.ops.norm_linear import norm_linear
 from kestrel.spi.backend import Available, Impl, KernelBackend, No, Yes
 from kestrel.spi.batch import Batch, Limits
 
@@ -230,3 +231,46 @@ def test_stale_nan_in_unused_features_does_not_reach_text():
     x = torch.randn(2, 3)
     merged = merge_media(x, media_batch(torch.full((1, 3), float("nan")), [-1, -1]))
     assert torch.equal(merged, x)
+
+
+class Fusing(KernelBackend):
+    """Serves norm and product of one row in one, and counts how often."""
+
+    name = "fusing"
+
+    def __init__(self):
+        self.calls = 0
+
+    def probe(self, device):
+        return Available()
+
+    def impls(self):
+        def supports(query):
+            return Yes() if query.get("rows") == 1 else No("more than one row")
+
+        def fn(*args, **kwargs):
+            self.calls += 1
+            return norm_linear(*args, **kwargs)
+
+        return {"norm_linear": Impl(supports=supports, fn=fn)}
+
+
+@pytest.mark.parametrize("kind", ["rms", "rms_plus_one", "layer"])
+def test_a_deferred_norm_is_the_norm_whether_or_not_a_provider_fuses_it(kind):
+    backend = Fusing()
+    ops = resolve_ops(backends=[backend])
+    norm = filled(LayerNorm(ops, 8) if kind == "layer" else RMSNorm(ops, 8, add_one=kind == "rms_plus_one"))
+    layer = filled(Packed(ops, 8, {"a": 4, "b": 2}, norm=kind, epilogue="residual"), seed=1)
+    for rows, calls in ((1, 1), (3, 1)):
+        x, residual = torch.randn(rows, 8), torch.randn(rows, 6)
+        want = residual + F.linear(norm(x), layer.weight, layer.bias)
+        assert torch.allclose(layer(norm.defer(x), residual), want, atol=1e-5)
+        assert backend.calls == calls
+
+
+def test_a_deferred_norm_is_computed_once_for_all_who_take_its_value():
+    norm = filled(RMSNorm(OPS, 8))
+    deferred = norm.defer(torch.randn(2, 8))
+    plain = filled(Linear(OPS, 8, 4))
+    assert torch.equal(plain(deferred), plain(norm(deferred.x)))
+    assert deferred.value() is deferred.value()

@@ -64,6 +64,16 @@ def linear(x, weight, bias=None, epilogue=None, residual=None):
     return {"gelu": gelu, "gelu_tanh": gelu_tanh}[epilogue](y)
 
 
+def norm_linear(
+    x, weight, bias=None, epilogue=None, residual=None, *, kind="rms", gain=None, shift=None, eps=1e-6
+):
+    if kind == "layer":
+        x = layer_norm(x, gain, shift, eps)
+    else:
+        x = rms_norm(x, gain, eps, add_one=kind == "rms_plus_one")
+    return linear(x, weight, bias, epilogue, residual)
+
+
 def rope(x_THD, cos_TR, sin_TR):
     out = wide(x_THD).clone()
     half = cos_TR.shape[-1] // 2
@@ -362,7 +372,7 @@ NAIVE = {
     f.__name__: f
     for f in (
         add_norm, causal_conv, copy_page, cross_attention, gated_delta, gated_delta_step, grouped_experts, layer_norm,
-        linear, moe_route, output_gate, paged_attention, qk_norm_rope_kv_write, rms_norm, rope,
+        linear, moe_route, norm_linear, output_gate, paged_attention, qk_norm_rope_kv_write, rms_norm, rope,
         sample_argmax, sample_commit, sample_draw, sample_logprobs, sample_process, vision_attention, write_kv,
     )
 }  # fmt: skip

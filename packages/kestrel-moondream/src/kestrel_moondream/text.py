@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from kestrel.layers import MLP, Angles, LayerNorm, Linear, PagedAttention, Rope, embed
+from kestrel.layers import MLP, Angles, Deferred, LayerNorm, Linear, PagedAttention, Rope, embed
 from kestrel.spi import Batch, OpTableLike
 from kestrel_moondream.config import TextConfig
 
@@ -29,7 +29,7 @@ class SelfAttention(nn.Module):
         super().__init__()
         self.heads = (config.n_heads, config.n_kv_heads, config.n_kv_heads)
         self.head_dim = config.head_dim
-        self.qkv = Linear(ops, config.dim, sum(self.heads) * config.head_dim, dtype=dtype)
+        self.qkv = Linear(ops, config.dim, sum(self.heads) * config.head_dim, norm="layer", dtype=dtype)
         self.proj = Linear(ops, config.dim, config.dim, epilogue="residual", dtype=dtype)
         self.attend = PagedAttention(
             ops, config.n_heads, config.n_kv_heads, config.head_dim, STATE, layer,
@@ -37,7 +37,7 @@ class SelfAttention(nn.Module):
         )  # fmt: skip
 
     def forward(
-        self, h_TC: torch.Tensor, residual_TC: torch.Tensor, angles: Angles, batch: Batch
+        self, h_TC: Deferred, residual_TC: torch.Tensor, angles: Angles, batch: Batch
     ) -> torch.Tensor:
         q, k, v = self.qkv(h_TC).unflatten(-1, (-1, self.head_dim)).split_with_sizes(self.heads, dim=1)
         return self.proj(self.attend(q, k, v, batch, angles).flatten(1), residual_TC)
@@ -52,10 +52,10 @@ class Block(nn.Module):
         super().__init__()
         self.ln = LayerNorm(ops, config.dim, dtype=dtype)
         self.attn = SelfAttention(config, layer, ops, dtype, page_size)
-        self.mlp = MLP(ops, config.dim, config.ff_dim, residual=True, dtype=dtype)
+        self.mlp = MLP(ops, config.dim, config.ff_dim, residual=True, norm="layer", dtype=dtype)
 
     def forward(self, x_TC: torch.Tensor, angles: Angles, batch: Batch) -> torch.Tensor:
-        h_TC = self.ln(x_TC)
+        h_TC = self.ln.defer(x_TC)
         return self.attn(h_TC, self.mlp(h_TC, x_TC), angles, batch)
 
 
@@ -69,7 +69,7 @@ class TextDecoder(nn.Module):
             Block(config, layer, ops, dtype, page_size) for layer in range(config.n_layers)
         )
         self.post_ln = LayerNorm(ops, config.dim, dtype=dtype)
-        self.lm_head = Linear(ops, config.dim, config.vocab_size, dtype=dtype)
+        self.lm_head = Linear(ops, config.dim, config.vocab_size, norm="layer", dtype=dtype)
         self.rope = Rope(ops, config.head_dim, config.rot_dim, config.rope_theta, dtype=dtype)
 
     def embed(self, ids_T: torch.Tensor) -> torch.Tensor:
@@ -85,4 +85,4 @@ class TextDecoder(nn.Module):
 
     def logits(self, h_NC: torch.Tensor) -> torch.Tensor:
         """Logits [N, V]."""
-        return self.lm_head(self.post_ln(h_NC))
+        return self.lm_head(self.post_ln.defer(h_NC))

@@ -22,8 +22,10 @@ class QwenModel(nn.Module):
         text = config.text
         self.visual = None if config.vision is None else VisionTower(config.vision, ops, dtype)
         self.language_model = TextDecoder(text, ops, dtype, page_size)
-        self.lm_head = Linear(ops, text.hidden_size, text.vocab_size, bias=False, dtype=dtype)
+        self.lm_head = Linear(
+            ops, text.hidden_size, text.vocab_size, bias=False, norm="rms_plus_one", dtype=dtype
+        )
 
     def logits(self, h_NC: torch.Tensor) -> torch.Tensor:
         """Logits [N, V] of hidden states before the final norm."""
-        return self.lm_head(self.language_model.norm(h_NC))
+        return self.lm_head(self.language_model.norm.defer(h_NC))

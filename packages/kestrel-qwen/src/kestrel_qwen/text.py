@@ -14,8 +14,8 @@ from torch import nn
 
 from kestrel.layers import (
     MLP,
-    AddNorm,
     Angles,
+    Deferred,
     Embedding,
     GatedDelta,
     Linear,
@@ -58,24 +58,26 @@ class GatedAttention(nn.Module):
         dim, self.head_dim = config.hidden_size, config.head_dim
         width, kv_width = config.heads * config.head_dim, config.kv_heads * config.head_dim
         parts = {"q_proj": 2 * width, "k_proj": kv_width, "v_proj": kv_width}
-        self.qkv = Packed(ops, dim, parts, bias=False, dtype=dtype)
+        self.qkv = Packed(ops, dim, parts, bias=False, norm="rms_plus_one", dtype=dtype)
         self.q_norm = RMSNorm(ops, config.head_dim, config.eps, add_one=True, dtype=dtype)
         self.k_norm = RMSNorm(ops, config.head_dim, config.eps, add_one=True, dtype=dtype)
-        self.o_proj = Linear(ops, width, dim, bias=False, dtype=dtype)
+        self.o_proj = Linear(ops, width, dim, bias=False, epilogue="residual", dtype=dtype)
         self.attend = PagedAttention(
             ops, config.heads, config.kv_heads, config.head_dim, FULL, config.index(layer),
             rot_dim=config.rope.rot_dim, qk_norm="rms_plus_one", eps=config.eps, gated=True,
             page_size=page_size, dtype=dtype,
         )  # fmt: skip
 
-    def forward(self, h_TC: torch.Tensor, angles: Angles, batch: Batch) -> torch.Tensor:
+    def forward(
+        self, h_TC: Deferred, residual_TC: torch.Tensor, angles: Angles, batch: Batch
+    ) -> torch.Tensor:
         both, k, v = self.qkv.split(self.qkv(h_TC))
         q_THD, gate_THD = both.unflatten(-1, (-1, 2, self.head_dim)).unbind(2)
         k_TKD, v_TKD = (x.unflatten(-1, (-1, self.head_dim)) for x in (k, v))
         out_THD = self.attend(
             q_THD, k_TKD, v_TKD, batch, angles, self.q_norm.weight, self.k_norm.weight, gate_THD
         )
-        return self.o_proj(out_THD.flatten(1))
+        return self.o_proj(out_THD.flatten(1), residual_TC)
 
 
 class GatedDeltaNet(nn.Module):
@@ -86,29 +88,29 @@ class GatedDeltaNet(nn.Module):
         d, self.eps = config.delta, config.eps
         width = d.heads * d.value_dim
         parts = {"qkv": d.channels, "z": width, "b": d.heads, "a": d.heads}
-        self.in_proj = Packed(ops, config.hidden_size, parts, bias=False, dtype=dtype)
+        self.in_proj = Packed(ops, config.hidden_size, parts, bias=False, norm="rms_plus_one", dtype=dtype)
         self.conv1d = nn.Parameter(torch.empty(d.channels, d.taps, dtype=dtype), requires_grad=False)
         self.A_log = nn.Parameter(torch.empty(d.heads, dtype=torch.float32), requires_grad=False)
         self.dt_bias = nn.Parameter(torch.empty(d.heads, dtype=dtype), requires_grad=False)
         self.norm = nn.Parameter(torch.empty(d.value_dim, dtype=torch.float32), requires_grad=False)
-        self.out_proj = Linear(ops, width, config.hidden_size, bias=False, dtype=dtype)
+        self.out_proj = Linear(ops, width, config.hidden_size, bias=False, epilogue="residual", dtype=dtype)
         self.value_dim = d.value_dim
         self.mix = GatedDelta(
             ops, d.key_heads, d.heads, d.key_dim, d.value_dim, DELTA, config.index(layer),
             taps=d.taps, dtype=dtype,
         )  # fmt: skip
 
-    def forward(self, h_TC: torch.Tensor, batch: Batch) -> torch.Tensor:
+    def forward(self, h_TC: Deferred, residual_TC: torch.Tensor, batch: Batch) -> torch.Tensor:
         qkv_TC, z, b_TH, a_TH = self.in_proj.split(self.in_proj(h_TC))
         weights = MixerWeights(
             conv_CW=self.conv1d, a_log_H=self.A_log, dt_bias_H=self.dt_bias, norm_E=self.norm, eps=self.eps
         )
         z_THE = z.unflatten(-1, (-1, self.value_dim))
-        return self.out_proj(self.mix(qkv_TC, z_THE, a_TH, b_TH, batch, weights).flatten(1))
+        return self.out_proj(self.mix(qkv_TC, z_THE, a_TH, b_TH, batch, weights).flatten(1), residual_TC)
 
 
 class Layer(nn.Module):
-    """x + mixer(norm x), then x + mlp(norm x). ``delta`` is what the part before has yet to add to x."""
+    """x + mixer(norm x), then x + mlp(norm x)."""
 
     def __init__(
         self, config: TextConfig, layer: int, ops: OpTableLike, dtype: torch.dtype, page_size: int
@@ -116,21 +118,24 @@ class Layer(nn.Module):
         super().__init__()
         dim = config.hidden_size
         self.is_full = config.layers[layer] == "full_attention"
-        self.input_layernorm = AddNorm(ops, dim, config.eps, kind="rms_plus_one", dtype=dtype)
+        self.input_layernorm = RMSNorm(ops, dim, config.eps, add_one=True, dtype=dtype)
         if self.is_full:
             self.self_attn = GatedAttention(config, layer, ops, dtype, page_size)
         else:
             self.linear_attn = GatedDeltaNet(config, layer, ops, dtype)
-        self.post_attention_layernorm = AddNorm(ops, dim, config.eps, kind="rms_plus_one", dtype=dtype)
+        self.post_attention_layernorm = RMSNorm(ops, dim, config.eps, add_one=True, dtype=dtype)
         self.mlp = _feed_forward(config, ops, dtype)
 
-    def forward(
-        self, x_TC: torch.Tensor, delta_TC: torch.Tensor | None, angles: Angles, batch: Batch
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        x_TC, h_TC = self.input_layernorm(x_TC, delta_TC)
-        mixed_TC = self.self_attn(h_TC, angles, batch) if self.is_full else self.linear_attn(h_TC, batch)
-        x_TC, h_TC = self.post_attention_layernorm(x_TC, mixed_TC)
-        return x_TC, self.mlp(h_TC)
+    def forward(self, x_TC: torch.Tensor, angles: Angles, batch: Batch) -> torch.Tensor:
+        h_TC = self.input_layernorm.defer(x_TC)
+        if self.is_full:
+            x_TC = self.self_attn(h_TC, x_TC, angles, batch)
+        else:
+            x_TC = self.linear_attn(h_TC, x_TC, batch)
+        h_TC = self.post_attention_layernorm.defer(x_TC)
+        if isinstance(self.mlp, MoE):
+            return x_TC + self.mlp(h_TC.value())
+        return self.mlp(h_TC, x_TC)
 
 
 def _feed_forward(config: TextConfig, ops: OpTableLike, dtype: torch.dtype) -> MLP | MoE:
@@ -142,7 +147,10 @@ def _feed_forward(config: TextConfig, ops: OpTableLike, dtype: torch.dtype) -> M
             shared_hidden=moe.shared_intermediate_size, dtype=dtype,
         )  # fmt: skip
     assert config.intermediate_size is not None, "a config is dense or has experts"
-    return MLP(ops, dim, config.intermediate_size, activation="silu_mul", bias=False, dtype=dtype)
+    return MLP(
+        ops, dim, config.intermediate_size,
+        activation="silu_mul", bias=False, residual=True, norm="rms_plus_one", dtype=dtype,
+    )  # fmt: skip
 
 
 class TextDecoder(nn.Module):
@@ -161,7 +169,6 @@ class TextDecoder(nn.Module):
     def forward(self, x_TC: torch.Tensor, batch: Batch) -> torch.Tensor:
         """Hidden states [T, C] before ``norm``."""
         angles = self.rope(batch.positions_PT)
-        delta_TC = None
         for layer in self.layers:
-            x_TC, delta_TC = layer(x_TC, delta_TC, angles, batch)
-        return x_TC if delta_TC is None else x_TC + delta_TC
+            x_TC = layer(x_TC, angles, batch)
+        return x_TC

@@ -6,7 +6,7 @@ from kestrel.layers.gated_delta import GatedDelta
 from kestrel.layers.linear import Linear, Packed
 from kestrel.layers.mlp import MLP
 from kestrel.layers.moe import Experts, MoE
-from kestrel.layers.norms import AddNorm, LayerNorm, RMSNorm
+from kestrel.layers.norms import AddNorm, Deferred, LayerNorm, RMSNorm
 from kestrel.layers.rope import Angles, Rope
 from kestrel.layers.stored import PackedPart, Stored, pack_weights, packed_parts
 from kestrel.ops.gated_delta_step import MixerWeights
@@ -16,6 +16,7 @@ __all__ = [
     "AddNorm",
     "Angles",
     "CrossAttention",
+    "Deferred",
     "Embedding",
     "Experts",
     "GatedDelta",

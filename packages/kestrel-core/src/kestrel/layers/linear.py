@@ -6,10 +6,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import nn
 
+from kestrel.layers.norms import Deferred, NormKind
 from kestrel.layers.stored import PackedPart, Stored
 from kestrel.ops.linear import ROW_BUCKETS, row_bucket
 from kestrel.ops.op import dtype_name
@@ -22,7 +24,8 @@ __all__ = ["Linear", "Packed"]
 class Linear(Stored):
     """``x @ weight.T + bias``, then ``epilogue`` (see ``ops.linear``: "gelu_tanh", "silu_mul", "residual", …).
 
-    Which provider runs it may differ by the number of rows, so it is resolved once per row bucket.
+    Which provider runs it may differ by the number of rows, so it is resolved once per row bucket. ``norm``: the kind
+    of the norm that its input may come as (``Deferred``); where a provider has both in one, that runs.
     """
 
     def __init__(
@@ -33,6 +36,7 @@ class Linear(Stored):
         *,
         bias: bool = True,
         epilogue: str | None = None,
+        norm: NormKind | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
@@ -49,15 +53,34 @@ class Linear(Stored):
         calls = list(self._calls.values())
         self._only: OpCall | None = calls[0] if all(call is calls[0] for call in calls) else None
         self._packed: dict[int, torch.Tensor] = {}
+        self._norm = norm
+        self._fused: dict[int, OpCall] = {} if norm is None else _fusions(ops, facts | {"kind": norm})
 
-    def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+    def forward(self, x: torch.Tensor | Deferred, residual: torch.Tensor | None = None) -> torch.Tensor:
         """The product [..., N] (N / 2 when gated). ``residual`` [..., N] goes with the epilogue "residual"."""
+        if isinstance(x, Deferred):
+            fused = self._fused.get(self._bucket(x.x)) if self._fused else None
+            if fused is not None:
+                return self._normed(fused, x, residual)
+            x = x.value()
         call = self._only
         weight: torch.Tensor = self.weight
         if call is None:
-            rows = row_bucket(x.numel() // self.in_features)
+            rows = self._bucket(x)
             call, weight = self._calls[rows], self._packed.get(rows, weight)
         out: torch.Tensor = call(x, weight, self.bias, self.epilogue, residual)
+        return out
+
+    def _bucket(self, x: torch.Tensor) -> int:
+        return row_bucket(x.numel() // self.in_features)
+
+    def _normed(self, call: OpCall, x: Deferred, residual: torch.Tensor | None) -> torch.Tensor:
+        norm = x.norm
+        assert norm.kind == self._norm, f"a {norm.kind} norm for a linear built for {self._norm}"
+        out: torch.Tensor = call(
+            x.x, self.weight, self.bias, self.epilogue, residual,
+            kind=norm.kind, gain=norm.weight, shift=norm.bias, eps=norm.eps,
+        )  # fmt: skip
         return out
 
     def pack(self) -> None:
@@ -92,9 +115,12 @@ class Packed(Linear):
         *,
         bias: bool = True,
         epilogue: str | None = None,
+        norm: NormKind | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(ops, in_features, sum(parts.values()), bias=bias, epilogue=epilogue, dtype=dtype)
+        super().__init__(
+            ops, in_features, sum(parts.values()), bias=bias, epilogue=epilogue, norm=norm, dtype=dtype
+        )
         self.parts: dict[str, slice] = {}
         start = 0
         for name, size in parts.items():
@@ -114,3 +140,9 @@ class Packed(Linear):
             for kind in kinds
             for part, rows in self.parts.items()
         }
+
+
+def _fusions(ops: OpTableLike, facts: Mapping[str, Any]) -> dict[int, OpCall]:
+    """What computes norm and product in one, by row bucket, where there is such a provider."""
+    found = {rows: ops.find(OpQuery.of("norm_linear", rows=rows, **facts)) for rows in (*ROW_BUCKETS, 0)}
+    return {rows: call for rows, call in found.items() if call is not None}

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from kestrel.layers.linear import Linear, Packed
+from kestrel.layers.norms import Deferred, NormKind
 from kestrel.spi.family import OpTableLike
 
 __all__ = ["MLP"]
@@ -13,7 +14,7 @@ __all__ = ["MLP"]
 
 class MLP(nn.Module):
     """fc1, activation, fc2. ``activation``: an epilogue of ``ops.linear``; for a gated one ("silu_mul",
-    "gelu_tanh_mul") fc1 is ``Packed`` of "gate" and "up", ``hidden`` rows each."""
+    "gelu_tanh_mul") fc1 is ``Packed`` of "gate" and "up", ``hidden`` rows each. ``norm``: as ``Linear`` has it."""
 
     def __init__(
         self,
@@ -25,19 +26,20 @@ class MLP(nn.Module):
         activation: str = "gelu_tanh",
         bias: bool = True,
         residual: bool = False,
+        norm: NormKind | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         if activation.endswith("_mul"):
             parts = {"gate": hidden, "up": hidden}
-            self.fc1: Linear = Packed(ops, dim, parts, bias=bias, epilogue=activation, dtype=dtype)
+            self.fc1: Linear = Packed(ops, dim, parts, bias=bias, epilogue=activation, norm=norm, dtype=dtype)
         else:
-            self.fc1 = Linear(ops, dim, hidden, bias=bias, epilogue=activation, dtype=dtype)
+            self.fc1 = Linear(ops, dim, hidden, bias=bias, epilogue=activation, norm=norm, dtype=dtype)
         self.fc2 = Linear(
             ops, hidden, out or dim, bias=bias, epilogue="residual" if residual else None, dtype=dtype
         )
 
-    def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+    def forward(self, x: torch.Tensor | Deferred, residual: torch.Tensor | None = None) -> torch.Tensor:
         """[..., dim] to [..., out]; ``residual`` is added when the module was built with ``residual=True``."""
         out: torch.Tensor = self.fc2(self.fc1(x), residual)
         return out

@@ -11,7 +11,7 @@ from kestrel.ops.op import dtype_name
 from kestrel.spi.backend import OpQuery
 from kestrel.spi.family import OpTableLike
 
-__all__ = ["AddNorm", "LayerNorm", "NormKind", "RMSNorm"]
+__all__ = ["AddNorm", "Deferred", "LayerNorm", "NormKind", "RMSNorm"]
 
 NormKind = Literal["rms", "rms_plus_one", "layer"]
 
@@ -30,6 +30,25 @@ class _Norm(nn.Module):
         return OpQuery.of(op, dim=dim, kind=self.kind, dtype=dtype_name(dtype or torch.get_default_dtype()))
 
 
+class Deferred:
+    """The norm of ``x`` [..., C], for linears to compute on their way where a provider fuses the two.
+
+    A ``Linear`` built with ``norm`` takes one in place of a tensor. ``value()`` is computed once, for all who ask.
+    """
+
+    __slots__ = ("_value", "norm", "x")
+
+    def __init__(self, norm: LayerNorm | RMSNorm, x: torch.Tensor) -> None:
+        self.norm, self.x = norm, x
+        self._value: torch.Tensor | None = None
+
+    def value(self) -> torch.Tensor:
+        """The norm itself, [..., C]."""
+        if self._value is None:
+            self._value = self.norm(self.x)
+        return self._value
+
+
 class LayerNorm(_Norm):
     """LayerNorm with weight and, unless ``bias`` is False, bias."""
 
@@ -44,6 +63,10 @@ class LayerNorm(_Norm):
     ) -> None:
         super().__init__(dim, "layer", eps, weight=True, bias=bias, dtype=dtype)
         self._call = ops.resolve(self._query("layer_norm", dim, dtype))
+
+    def defer(self, x: torch.Tensor) -> Deferred:
+        """The same as calling this, left to the linears that take it."""
+        return Deferred(self, x)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """``x`` [..., C] normalised."""
@@ -68,6 +91,10 @@ class RMSNorm(_Norm):
             dim, "rms_plus_one" if add_one else "rms", eps, weight=weight, bias=False, dtype=dtype
         )
         self._call = ops.resolve(self._query("rms_norm", dim, dtype))
+
+    def defer(self, x: torch.Tensor) -> Deferred:
+        """The same as calling this, left to the linears that take it."""
+        return Deferred(self, x)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """``x`` [..., C] normalised."""

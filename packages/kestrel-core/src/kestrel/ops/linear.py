@@ -17,7 +17,9 @@ from kestrel.ops.random import normal
 __all__ = ["EPILOGUES", "LINEAR", "ROW_BUCKETS", "linear", "row_bucket"]
 
 EPILOGUES = (None, "gelu_tanh", "gelu", "silu_mul", "gelu_tanh_mul", "residual")
-ROW_BUCKETS = (1, 16, 64)  # a GEMV, skinny products, then ordinary GEMMs ("rows" is 0 above the last)
+ROW_BUCKETS = (1, 8, 16, 32, 64, 128, 256)
+"""A GEMV, skinny products read at the speed of memory, then ordinary GEMMs ("rows" is 0 above the last). What runs a
+product depends on its bucket alone, so that a launch padded to a fixed number of rows always runs the same."""
 
 
 def row_bucket(rows: int) -> int:

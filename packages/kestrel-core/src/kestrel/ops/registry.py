@@ -12,6 +12,7 @@ from kestrel.ops.gated_delta_step import GATED_DELTA_STEP
 from kestrel.ops.grouped_experts import GROUPED_EXPERTS
 from kestrel.ops.linear import LINEAR
 from kestrel.ops.moe_route import MOE_ROUTE
+from kestrel.ops.norm_linear import NORM_LINEAR
 from kestrel.ops.norms import ADD_NORM, LAYER_NORM, RMS_NORM
 from kestrel.ops.op import Op
 from kestrel.ops.output_gate import OUTPUT_GATE
@@ -42,6 +43,7 @@ OPS: Mapping[str, Op] = MappingProxyType(
             LAYER_NORM,
             LINEAR,
             MOE_ROUTE,
+            NORM_LINEAR,
             OUTPUT_GATE,
             PAGED_ATTENTION,
             QK_NORM_ROPE_KV_WRITE,

@@ -71,6 +71,20 @@ class OpTable:
         """
         return self._impl(query).fn
 
+    def find(self, query: OpQuery) -> OpCall | None:
+        """The callable of the provider that serves ``query``; None when that would be the reference, or nobody.
+
+        For fusions that a layer can as well compute from their parts, each of which has a provider of its own.
+        """
+        if query not in self._choices:
+            rejected: dict[str, str] = {}
+            found = self._first(query, rejected)
+            if found is None or found[0] == REFERENCE:
+                log.debug("%s: from its parts%s", query, _because(rejected))
+                return None
+            self._keep(query, found, rejected)
+        return None if self._choices[query].provider == REFERENCE else self._impls[query].fn
+
     def pack(self, query: OpQuery, weight: torch.Tensor) -> torch.Tensor:
         """``weight`` as the provider of ``query`` wants it; the reference takes it as it is."""
         return self._impl(query).pack(weight)
@@ -103,9 +117,7 @@ class OpTable:
                 jobs += impl.warm(query, row_counts.get(query.get("mode", ""), everywhere))
             except Exception as error:  # a backend is a plugin: it compiles at the first launch then
                 name = self._choices[query].provider
-                log.warning(
-                    "kernel backend %s does not say what to compile for %s", name, query, exc_info=error
-                )
+                log.warning("kernel backend %s does not say what to compile for %s", name, query, exc_info=error)
         return jobs
 
     def _impl(self, query: OpQuery) -> Impl:
@@ -114,21 +126,31 @@ class OpTable:
 
     def _choose(self, query: OpQuery) -> Impl:
         rejected: dict[str, str] = {}
+        found = self._first(query, rejected)
+        if found is None:
+            raise NoKernelError(
+                f"{query} is needed on {self.device}, and no provider serves it: {_reasons(rejected)}. "
+                f"Install a kernel backend that does. {closest(query.op, OPS)}",
+                reasons=rejected,
+            )
+        return self._keep(query, found, rejected)
+
+    def _keep(self, query: OpQuery, found: tuple[str, Impl], rejected: Mapping[str, str]) -> Impl:
+        choice = OpChoice(query=query, provider=found[0], rejected=rejected)
+        self._record(choice)
+        self._choices[query] = choice
+        self._impls[query] = found[1]
+        self._uncompiled.append(query)
+        return found[1]
+
+    def _first(self, query: OpQuery, rejected: dict[str, str]) -> tuple[str, Impl] | None:
+        """The first provider that says yes; the reasons of those before it go to ``rejected``."""
         for name, impl in self._asked(query, rejected):
             answer = _answer(name, impl, query)
             if isinstance(answer, Yes):
-                choice = OpChoice(query=query, provider=name, rejected=rejected)
-                self._record(choice)
-                self._choices[query] = choice
-                self._impls[query] = impl
-                self._uncompiled.append(query)
-                return impl
+                return name, impl
             rejected[name] = answer.reason
-        raise NoKernelError(
-            f"{query} is needed on {self.device}, and no provider serves it: {_reasons(rejected)}. "
-            f"Install a kernel backend that does. {closest(query.op, OPS)}",
-            reasons=rejected,
-        )
+        return None
 
     def _asked(self, query: OpQuery, rejected: dict[str, str]) -> Iterable[tuple[str, Impl]]:
         """Providers in the order of preference; those that cannot be asked go to ``rejected``."""

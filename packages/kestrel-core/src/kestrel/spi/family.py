@@ -138,6 +138,9 @@ class OpTableLike(Protocol):
     def resolve(self, query: OpQuery) -> OpCall:
         """The callable that serves ``query``."""
 
+    def find(self, query: OpQuery) -> OpCall | None:
+        """The callable of a provider other than the reference, or None: the caller then computes from parts."""
+
     def pack(self, query: OpQuery, weight: torch.Tensor) -> torch.Tensor:
         """``weight`` as the provider of ``query`` wants it."""
 
