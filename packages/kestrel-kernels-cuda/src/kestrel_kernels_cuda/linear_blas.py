@@ -1,0 +1,64 @@
+"""Products of many rows: torch's (cuBLAS), then one kernel for what it cannot fuse."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+
+from kestrel_kernels_cuda.launch import Launch
+from kestrel_kernels_cuda.linear_parts import activate
+
+__all__ = ["gate_launch", "product"]
+
+GATE_BLOCK = 1024
+
+
+@triton.jit
+def gate_kernel(y_ptr, out_ptr, half, BLOCK: tl.constexpr, KIND: tl.constexpr):
+    """``out`` [rows, half] = act(first half of ``y`` [rows, 2 · half]) · second half; one program per row and block."""
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    live = columns < half
+    gate = tl.load(y_ptr + row * 2 * half + columns, mask=live, other=0.0).to(tl.float32)
+    up = tl.load(y_ptr + row * 2 * half + half + columns, mask=live, other=0.0).to(tl.float32)
+    tl.store(
+        out_ptr + row * half + columns, (activate(gate, KIND) * up).to(out_ptr.dtype.element_ty), mask=live
+    )
+
+
+def gate_launch(y: torch.Tensor, kind: str) -> tuple[Launch, torch.Tensor]:
+    """The launch that gates ``y`` [..., 2H] by its first half, and its output [..., H]."""
+    half = y.shape[-1] // 2
+    out = torch.empty((*y.shape[:-1], half), dtype=y.dtype, device=y.device)
+    grid = (y.numel() // y.shape[-1], triton.cdiv(half, GATE_BLOCK))
+    return Launch(gate_kernel, grid, (y, out, half), {"BLOCK": GATE_BLOCK, "KIND": kind, "num_warps": 4}), out
+
+
+def product(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    epilogue: str | None,
+    residual: torch.Tensor | None,
+) -> torch.Tensor:
+    """As ``kestrel.ops.linear.linear``."""
+    if epilogue == "gelu_tanh" and bias is not None and x.is_cuda and x.dtype != torch.float32:
+        flat = torch._addmm_activation(bias, x.reshape(-1, x.shape[-1]), weight.t(), use_gelu=True)
+        return flat.view(*x.shape[:-1], weight.shape[0])
+    y = F.linear(x, weight, bias)
+    match epilogue:
+        case "residual":
+            assert residual is not None, "the residual epilogue needs a residual"
+            return y.add_(residual)
+        case "gelu_tanh":
+            return F.gelu(y, approximate="tanh")
+        case "gelu":
+            return F.gelu(y)
+        case "silu_mul" | "gelu_tanh_mul":
+            launch, out = gate_launch(y, epilogue)
+            launch.run()
+            return out
+        case _:
+            return y

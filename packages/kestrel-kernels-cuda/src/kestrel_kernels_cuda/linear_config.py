@@ -1,0 +1,122 @@
+"""Which kernel in which configuration computes a product: measured choices from a table, else rules of thumb.
+
+``linear_table.json`` maps an architecture ("90"), a weight ("12352x2560", gated ones "18432x2560 gated") and a row
+bucket to the fields of a ``Config``. ``tuning/linear.py`` measures them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.resources import files
+from typing import Any, Literal
+
+from kestrel.ops import row_bucket
+
+__all__ = ["Config", "Product", "choose", "default", "is_gated"]
+
+PROCESSORS = 132  # of an H200; rules of thumb fill about this many
+FEW = 16  # rows that one matrix instruction takes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """``kernel``: "gemv" (one row), "gemm" or "blas" (torch; the rest does not apply). ``bm`` × ``bn`` outputs a
+    program (gated: ``bn`` of each half), ``bk`` inputs at a time, ``split`` programs to a tile's inputs; ``swap``: the
+    weight is the left operand. ``fused``: also worth its while with the norm before it."""
+
+    kernel: Literal["gemv", "gemm", "blas"]
+    bm: int = 1
+    bn: int = 1
+    bk: int = 1
+    warps: int = 4
+    stages: int = 1
+    split: int = 1
+    swap: bool = False
+    fused: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Product:
+    """What a choice depends on. ``n``: rows of the weight (both halves of a gated one); ``rows``: the row bucket."""
+
+    n: int
+    k: int
+    rows: int
+    gated: bool = False
+    wide: bool = False  # float32 operands
+
+    @classmethod
+    def of(cls, n: int, k: int, rows: int, epilogue: str | None, wide: bool = False) -> Product:
+        """The product of ``rows`` rows (any number) with a weight [n, k]."""
+        return cls(n=n, k=k, rows=row_bucket(rows), gated=is_gated(epilogue), wide=wide)
+
+    @property
+    def key(self) -> str:
+        """The weight as the table names it."""
+        return f"{self.n}x{self.k}{' gated' if self.gated else ''}"
+
+
+BLAS = Config(kernel="blas", fused=False)
+
+
+def is_gated(epilogue: str | None) -> bool:
+    """Whether outputs come from two halves of the weight."""
+    return epilogue in ("silu_mul", "gelu_tanh_mul")
+
+
+@lru_cache(maxsize=4096)
+def choose(product: Product, arch: int) -> Config:
+    """The configuration for ``product`` on architecture ``arch`` (90 is sm_90)."""
+    if not product.wide:
+        measured = _table().get(str(arch), {}).get(product.key, {}).get(str(product.rows))
+        if measured is not None:
+            return Config(**measured)
+    return default(product)
+
+
+def default(product: Product) -> Config:
+    """A configuration by rule: enough programs for every processor, enough bytes on their way to each."""
+    outputs = product.n // 2 if product.gated else product.n
+    if product.rows == 1:
+        return _gemv(product.k, outputs, product.gated)
+    if not 1 < product.rows <= (FEW if product.wide else 64) or product.k % 16:
+        return BLAS
+    if product.wide:
+        return Config(kernel="gemm", bm=FEW, bn=32, bk=32, stages=2)
+    bm = max(FEW, product.rows)
+    bn, bk = (64, 128) if bm <= 32 else (64, 64) if product.gated else (128, 64)
+    if bm == FEW and outputs < 8192:
+        return Config(kernel="gemm", bm=bm, bn=16, bk=min(256, _below(product.k)), stages=4)
+    tiles = -(-outputs // bn)
+    split = min(8, max(1, PROCESSORS // tiles), -(-product.k // (4 * bk)))
+    return Config(
+        kernel="gemm",
+        bm=bm,
+        bn=bn,
+        bk=min(bk, _below(product.k)),
+        stages=4,
+        split=split,
+        swap=True,
+        fused=split == 1,
+    )
+
+
+def _gemv(k: int, outputs: int, gated: bool) -> Config:
+    bk = min(512, 1 << max(4, (k - 1).bit_length()))
+    bn = 1 if outputs < 1200 else 2 if outputs < 6000 else 4
+    return Config(kernel="gemv", bn=max(1, bn // 2) if gated else bn, bk=bk)
+
+
+def _below(number: int) -> int:
+    """The largest power of two that is not above ``number``, at least 16."""
+    return max(16, 1 << (number.bit_length() - 1))
+
+
+@lru_cache(maxsize=1)
+def _table() -> Mapping[str, Mapping[str, Mapping[str, Mapping[str, Any]]]]:
+    text = files("kestrel_kernels_cuda").joinpath("linear_table.json").read_text(encoding="utf-8")
+    found: Mapping[str, Mapping[str, Mapping[str, Mapping[str, Any]]]] = json.loads(text)
+    return found

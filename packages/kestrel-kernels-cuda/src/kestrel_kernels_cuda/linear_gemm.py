@@ -1,0 +1,140 @@
+"""Products of a few rows to a few hundred: tiles on the matrix units, the weight streamed through shared memory."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from kestrel_kernels_cuda.linear_parts import finish, prefetch, start_next, wait_for_previous
+
+__all__ = ["gemm_kernel"]
+
+
+@triton.jit(do_not_specialize=["m"])
+def gemm_kernel(
+    x_ptr, w_ptr, bias_ptr, residual_ptr, gain_ptr, shift_ptr, out_ptr, partial_ptr, counter_ptr,
+    m, n, x_stride, residual_stride, eps,
+    K: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SPLIT: tl.constexpr,
+    SWAP: tl.constexpr, STAGES: tl.constexpr, EPILOGUE: tl.constexpr, BIAS: tl.constexpr, NORM: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    """``out`` [m, n] = epilogue(norm(``x`` [m, K]) · ``w`` [n or 2n, K] transposed), BM × BN outputs a program.
+
+    ``SWAP``: the weight is the left operand, so that few rows fill a matrix unit that wants 64 on its left. ``SPLIT``
+    programs share a tile's inputs; the last to finish adds all partial sums, always in the same order.
+    """
+    GATED: tl.constexpr = EPILOGUE == "silu_mul" or EPILOGUE == "gelu_tanh_mul"
+    STEPS: tl.constexpr = triton.cdiv(triton.cdiv(K, BK), SPLIT)
+    outputs = tl.program_id(1) * BN + tl.arange(0, BN)
+    w_rows = tl.minimum(outputs, n - 1).to(tl.int64)
+    x_rows = tl.program_id(0) * BM + tl.arange(0, BM)
+    safe_rows = tl.minimum(x_rows, m - 1).to(tl.int64)
+    first = tl.program_id(2) * STEPS * BK
+    columns = first + tl.arange(0, BK)
+    w_ptrs = w_ptr + w_rows[:, None] * K + columns[None, :]
+    up_ptrs = w_ptrs + n.to(tl.int64) * K
+    x_ptrs = x_ptr + safe_rows[:, None] * x_stride + columns[None, :]
+    start_next(PDL)
+    if PDL and STEPS * BK * SPLIT == K:
+        lines = first + tl.arange(0, BK // 64) * 64
+        for step in tl.static_range(0, min(STAGES, STEPS)):
+            prefetch(w_ptr + w_rows[:, None] * K + lines[None, :] + step * BK)
+            if GATED:
+                prefetch(w_ptr + (n.to(tl.int64) + w_rows[:, None]) * K + lines[None, :] + step * BK)
+    wait_for_previous(PDL)
+    mean = tl.zeros([BM], tl.float32)
+    rstd = mean + 1.0
+    if NORM == "layer":
+        mean, rstd = _moments(x_ptrs, columns, eps, K, BM, BK)
+    squares = tl.zeros([BM, BK], tl.float32)
+    if SWAP:
+        acc = tl.zeros([BN, BM], tl.float32)
+        acc_up = tl.zeros([BN, BM], tl.float32)
+    else:
+        acc = tl.zeros([BM, BN], tl.float32)
+        acc_up = tl.zeros([BM, BN], tl.float32)
+    for step in tl.range(0, STEPS, num_stages=STAGES):
+        start = step * BK
+        inside = columns + start < K
+        if STEPS * BK * SPLIT == K:
+            w = tl.load(w_ptrs + start, eviction_policy="evict_first")
+            x = tl.load(x_ptrs + start)
+        else:
+            w = tl.load(w_ptrs + start, mask=inside[None, :], other=0.0, eviction_policy="evict_first")
+            x = tl.load(x_ptrs + start, mask=inside[None, :], other=0.0)
+        if NORM != "none":
+            wide = x.to(tl.float32)
+            gain = tl.load(gain_ptr + start + columns, mask=inside, other=0.0).to(tl.float32)
+            if NORM == "rms_plus_one":
+                gain += 1.0
+            if NORM == "layer":
+                shift = tl.load(shift_ptr + start + columns, mask=inside, other=0.0).to(tl.float32)
+                wide = (wide - mean[:, None]) * rstd[:, None] * gain[None, :] + shift[None, :]
+            else:
+                squares += wide * wide
+                wide *= gain[None, :]
+            x = wide.to(x_ptr.dtype.element_ty)
+        acc = _product(w, x, acc, SWAP)
+        if GATED:
+            if STEPS * BK * SPLIT == K:
+                up = tl.load(up_ptrs + start, eviction_policy="evict_first")
+            else:
+                up = tl.load(up_ptrs + start, mask=inside[None, :], other=0.0, eviction_policy="evict_first")
+            acc_up = _product(up, x, acc_up, SWAP)
+    if SWAP:
+        acc = tl.trans(acc)
+        acc_up = tl.trans(acc_up)
+    if NORM == "rms" or NORM == "rms_plus_one":
+        scale = tl.rsqrt(tl.sum(squares, 1) / K + eps)
+        acc *= scale[:, None]
+        acc_up *= scale[:, None]
+    is_last = True
+    if SPLIT > 1:
+        tile = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
+        inner = tl.arange(0, BM)[:, None] * BN + tl.arange(0, BN)[None, :]
+        parts: tl.constexpr = 2 if GATED else 1
+        base = partial_ptr + tile.to(tl.int64) * (SPLIT * parts * BM * BN) + inner
+        mine = base + tl.program_id(2) * (parts * BM * BN)
+        tl.store(mine, acc)
+        if GATED:
+            tl.store(mine + BM * BN, acc_up)
+        tl.debug_barrier()
+        is_last = tl.atomic_add(counter_ptr + tile, 1, sem="acq_rel") == SPLIT - 1
+        if is_last:
+            acc = tl.zeros([BM, BN], tl.float32)
+            acc_up = tl.zeros([BM, BN], tl.float32)
+            for part in tl.static_range(SPLIT):
+                acc += tl.load(base + part * (parts * BM * BN), cache_modifier=".cg")
+                if GATED:
+                    acc_up += tl.load(base + part * (parts * BM * BN) + BM * BN, cache_modifier=".cg")
+            tl.store(counter_ptr + tile, 0)
+    if is_last:
+        live = (x_rows < m)[:, None] & (outputs < n)[None, :]
+        places = safe_rows[:, None] * residual_stride + w_rows[None, :]
+        y = finish(acc, acc_up, bias_ptr, residual_ptr, w_rows[None, :], places, live, n, EPILOGUE, BIAS)
+        out_ptrs = out_ptr + safe_rows[:, None] * n + w_rows[None, :]
+        tl.store(out_ptrs, y.to(out_ptr.dtype.element_ty), mask=live)
+
+
+@triton.jit
+def _product(w, x, acc, SWAP: tl.constexpr):
+    precision: tl.constexpr = "ieee"  # of float32 operands alone: no TF32
+    if SWAP:
+        return tl.dot(w, tl.trans(x), acc, input_precision=precision)
+    else:
+        return tl.dot(x, tl.trans(w), acc, input_precision=precision)
+
+
+@triton.jit
+def _moments(x_ptrs, columns, eps, K: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr):
+    """Mean and 1 / sqrt(variance + eps) of rows [BM, K], in two passes: the rows are in the second-level cache."""
+    total = tl.zeros([BM, BK], tl.float32)
+    for start in tl.range(0, K, BK):
+        total += tl.load(x_ptrs + start, mask=(columns + start < K)[None, :], other=0.0).to(tl.float32)
+    mean = tl.sum(total, 1) / K
+    squares = tl.zeros([BM, BK], tl.float32)
+    for start in tl.range(0, K, BK):
+        inside = (columns + start < K)[None, :]
+        x = tl.load(x_ptrs + start, mask=inside, other=0.0).to(tl.float32) - mean[:, None]
+        squares += tl.where(inside, x * x, 0.0)
+    return mean, tl.rsqrt(tl.sum(squares, 1) / K + eps)
