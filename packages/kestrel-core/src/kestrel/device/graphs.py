@@ -43,6 +43,9 @@ class Graphs(ABC):
         what torch raises for a call that cannot be captured.
         """
 
+    def tidy(self) -> None:
+        """Give back what rehearsals took and programs do not need."""
+
 
 class _CudaProgram(Program[T]):
     def __init__(self, graph: torch.cuda.CUDAGraph, result: T) -> None:
@@ -79,6 +82,10 @@ class _CudaGraphs(Graphs):
                 raise
             graph.capture_end()
         return _CudaProgram(graph, result)
+
+    def tidy(self) -> None:
+        torch.cuda.synchronize(self._stream.device)  # sync: before the first request
+        torch.cuda.empty_cache()
 
 
 def _end_failed(graph: torch.cuda.CUDAGraph) -> None:

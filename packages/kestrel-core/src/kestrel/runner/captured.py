@@ -105,8 +105,10 @@ class DecodePrograms:
         return program
 
     def _forget_choices(self) -> None:
-        """Sampling's tables moved: what was captured over the old ones reads memory that is no longer theirs."""
+        """Sampling's tables moved: what was captured over the old ones reads memory that is no longer theirs. What is
+        still asked for is captured again when it is."""
         for entry in self._sizes.values():
+            entry.met.update(entry.choices)
             entry.choices.clear()
         self._generation = self._sampler.generation
         self._num_rare = 0

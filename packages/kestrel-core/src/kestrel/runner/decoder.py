@@ -50,7 +50,10 @@ class Decoder:
         """Capture programs for every number of rows. Raises what a call raises that cannot be captured."""
         sizes = (self._max_rows,) if self._pads else row_buckets(self._max_rows)
         captured = DecodePrograms(graphs, self._programs, self._sampler, has_aux=has_aux)
-        captured.capture(sizes, lambda size: self._make_stage(size, True))
+        try:
+            captured.capture(sizes, lambda size: self._make_stage(size, True))
+        finally:
+            graphs.tidy()
         self._captured = captured
         self._stages.clear()
 
