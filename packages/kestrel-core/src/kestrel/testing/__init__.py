@@ -6,6 +6,7 @@ from kestrel.testing.controlled import ToyControls
 from kestrel.testing.engines import ToyFamily, toy_host, write_toy
 from kestrel.testing.fakes import ByteTokenizer, EchoPromptFormat, MarkedParser
 from kestrel.testing.families import FamilyReport, build_tiny, check_family
+from kestrel.testing.graphs import ReplayGraphs
 from kestrel.testing.invariants import check_idle, check_running
 from kestrel.testing.toys import FakeTokenDriver, ToyHybrid, ToyStep, toy_media
 
@@ -17,6 +18,7 @@ __all__ = [
     "FakeTokenDriver",
     "FamilyReport",
     "MarkedParser",
+    "ReplayGraphs",
     "ToyControls",
     "ToyFamily",
     "ToyHybrid",
