@@ -14,6 +14,7 @@ from kestrel.engine.decode_path import DecodePath, capture_decode, check_decode_
 from kestrel.engine.loaded import LoadedModel, Shared
 from kestrel.engine.loading import Blueprint, ProgressReport
 from kestrel.engine.memory import Demand, return_memory, settle_memory
+from kestrel.engine.prefill_path import capture_prefill
 from kestrel.engine.router import Router
 from kestrel.engine.warm_up import compile_kernels, first_launches
 from kestrel.errors import CapacityError, KestrelError, LoadError
@@ -125,6 +126,7 @@ def _warm_up(
     is_sound = first_launches(lane, thread, type(built.main).__name__)
     if is_sound or blueprint.config.decode_path == "generated":  # then what failed is an error, raised again
         decode = capture_decode(blueprint.config, device, ops, lane, thread)
+        capture_prefill(blueprint.config, device, ops, lane, thread)
     else:
         decode = DecodePath(reason="its first launch failed")
     progress("warm-up", 2, 2)

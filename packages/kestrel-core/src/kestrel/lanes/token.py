@@ -153,6 +153,17 @@ class TokenLane(QueuedLane[Sequence]):
         with torch.inference_mode():
             self._board.runner.capture(graphs, decode=decode)
 
+    def capture_prefill(self) -> None:
+        """Capture prefill launches up to the lane's budget of tokens, after ``capture``, before the lane is ticked.
+        Raises what a call raises that cannot be captured; prefill then runs op by op."""
+        with torch.inference_mode():
+            self._board.runner.capture_prefill(self.config.max_batched_tokens)
+
+    @property
+    def captured_prefills(self) -> tuple[int, ...]:
+        """Numbers of tokens for which prefill programs are captured."""
+        return self._board.runner.captured_prefills
+
     @property
     def captured_sizes(self) -> tuple[int, ...]:
         """Numbers of rows for which decode programs are captured; none: every launch runs op by op."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ from kestrel.state import Lease
 from kestrel.types import Prepared
 
 __all__ = ["Encoders"]
+
+log = logging.getLogger("kestrel.runner")
 
 MAX_PROGRAMS = 24  # encoder programs that are kept, those used last
 RING = 2  # launches whose media lie in pinned memory: pictures are large, and one launch is made per tick
@@ -79,7 +82,13 @@ class Encoders:
         kept = [x.clone() for x in inputs]
         run = partial(self._driver.features, kind, kept)
         features_RC = graphs.rehearse(run)
-        self._captured[shapes] = _Captured(kept, graphs.capture(run))
+        try:
+            self._captured[shapes] = _Captured(kept, graphs.capture(run))
+        except Exception as error:  # the features are there; only the next ones come slower
+            log.warning(
+                "the encoder of %s runs op by op, since it could not be captured", kind, exc_info=error
+            )
+            self.graphs = None
         if len(self._captured) > MAX_PROGRAMS:
             self._captured.popitem(last=False)
         return features_RC

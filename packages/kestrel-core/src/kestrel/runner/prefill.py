@@ -10,6 +10,7 @@ import torch
 
 from kestrel.device import Staging
 from kestrel.runner.chunks import ChunkArrays, ChunkRun, arrays_of
+from kestrel.runner.prefill_programs import PrefillPrograms
 from kestrel.runner.programs import Programs
 from kestrel.runner.results import Arrival, Pending, ResultRing
 from kestrel.runner.rows import RowTables
@@ -48,7 +49,7 @@ class _Sampling:
 
 class Prefiller:
     """Launches chunks. ``overlaps``: steps overlap, so rows that sample become alive here. ``pads``: always as many
-    rows sample."""
+    rows sample. ``captured``: programs for launches that have one; the others run op by op."""
 
     def __init__(
         self,
@@ -66,6 +67,7 @@ class Prefiller:
         self._programs, self._states, self._rows = programs, states, rows
         self._results, self._staging, self._features = results, staging, features
         self._max_rows, self._overlaps, self._pads = max_rows, overlaps, pads
+        self.captured: PrefillPrograms | None = None
 
     def launch(self, chunks: Sequence[ChunkRun]) -> PrefillResult:
         """Launch ``chunks``; those that sample make their row alive. What the host changed since the last launch
@@ -73,12 +75,21 @@ class Prefiller:
         arrays = arrays_of(chunks, self._states, self._rows)
         sampling = self._sampling(chunks)
         probes = self._probes(chunks)
-        staged = self._put(arrays)
-        self._staging.send()
-        h_TC = self._programs.forward(self._batch(arrays, staged))
+        h_TC = self._captured_states(arrays)
+        if h_TC is None:
+            staged = self._put(arrays)
+            self._staging.send()
+            h_TC = self._programs.forward(self._batch(arrays, staged))
         asked = [self._programs.logprobs(h_TC[at : at + 1], ids)[0] for at, ids in probes]
         pending = None if sampling is None else self._sample(h_TC, sampling)
         return PrefillResult(pending, [], self._results.fetch(asked) if asked else None)
+
+    def _captured_states(self, arrays: ChunkArrays) -> torch.Tensor | None:
+        """Hidden states by a captured program; None where there is none, and nothing was done."""
+        if self.captured is None or not self.captured.has(arrays):
+            return None
+        self._staging.send()
+        return self.captured.launch(arrays)
 
     # -- what goes to the device
 

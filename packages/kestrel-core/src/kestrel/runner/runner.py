@@ -13,6 +13,7 @@ from kestrel.runner.decode import DecodeStage
 from kestrel.runner.decoder import Decoder
 from kestrel.runner.encoders import Encoders
 from kestrel.runner.prefill import Prefiller, PrefillResult
+from kestrel.runner.prefill_programs import PrefillPrograms
 from kestrel.runner.programs import Programs
 from kestrel.runner.results import Pending, ResultRing
 from kestrel.runner.rows import RowTables
@@ -42,7 +43,7 @@ class Runner:
         pads: bool = False,
     ) -> None:
         spec = driver.spec
-        self._driver, self._device = driver, device
+        self._driver, self._device, self._features = driver, device, features
         self._max_rows, self._max_len, self._overlaps, self._pads = max_rows, max_len, overlaps, pads
         self.states = StateMap.of(spec, cache)
         self.staging = sampler.staging
@@ -79,6 +80,11 @@ class Runner:
     def captured_sizes(self) -> tuple[int, ...]:
         """Numbers of rows for which decode programs are captured; none: every launch runs op by op."""
         return self._decoder.captured_sizes
+
+    @property
+    def captured_prefills(self) -> tuple[int, ...]:
+        """Numbers of tokens for which prefill programs are captured."""
+        return () if self._prefiller.captured is None else self._prefiller.captured.sizes
 
     def stage(self, count: int) -> DecodeStage:
         """The buffers for ``count`` decoding rows (with ``pads`` always the same ones)."""
@@ -143,6 +149,28 @@ class Runner:
             self._decoder.capture(graphs, has_aux=self._driver.spec.aux_width > 0)
         finally:
             self.rows.unbind(self.rows.scratch)
+
+    def capture_prefill(self, max_tokens: int) -> None:
+        """Capture prefill launches of up to ``max_tokens``, after ``capture``, which says with what. Raises as that."""
+        spec, graphs = self._driver.spec, self._encoders.graphs
+        assert graphs is not None, "capture comes first"
+        captured = PrefillPrograms(
+            graphs=graphs,
+            programs=self._programs,
+            states=self.states,
+            rows=self.rows,
+            features=self._features,
+            aux_width=spec.aux_width,
+            position_rows=spec.position_rows,
+            max_len=self._max_len,
+            device=self._device,
+        )
+        self.staging.send()
+        try:
+            captured.capture(max_tokens)
+        finally:
+            graphs.tidy()
+        self._prefiller.captured = captured
 
     # -- media
 

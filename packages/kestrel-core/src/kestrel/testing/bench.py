@@ -80,7 +80,7 @@ class Bench:
         device: torch.device = CPU,
         graphs: Graphs | None = None,
     ) -> None:
-        """``graphs``: decode programs are captured with them; None: every launch runs op by op."""
+        """``graphs``: programs are captured with them; None: every launch runs op by op."""
         spec = driver.spec
         windows = {s.window: window_pages or pages for s in spec.states if isinstance(s, WindowKV)}
         self.cache = StateCache(
@@ -127,6 +127,7 @@ class Bench:
         if graphs is not None:
             self.lane.warm_up()
             self.lane.capture(graphs)
+            self.lane.capture_prefill()
 
     def take(self, events: Sequence[Event]) -> None:
         """The lane's sink."""

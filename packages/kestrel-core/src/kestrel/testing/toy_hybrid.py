@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from kestrel.spi.batch import Batch, CrossView, PagedView, RowExtent
+from kestrel.spi.batch import Batch, CrossView, PagedView, RecurrentView, RowExtent
 from kestrel.spi.driver import TokenDriver, TokenSpec
 from kestrel.spi.media import MediaSpec
 from kestrel.spi.states import AuxOutput, CrossKV, PagedKV, Recurrent, StatePart, StateSpec, WindowKV
@@ -189,9 +189,7 @@ class ToyHybrid(TokenDriver):
         state = view.parts["s"][0]
         inputs = torch.tanh(x_TC @ w.memory_in)
         if view.extents is None:
-            new = w.decay * state.index_select(0, view.slots_B) + inputs
-            state.index_copy_(0, view.slots_B, new)
-            return new @ w.memory_out
+            return _remember_captured(inputs, view, w.decay) @ w.memory_out
         out = torch.zeros_like(x_TC)
         for b, tokens, extent in _sequences(view.extents):
             slot = int(view.slots_B[b])
@@ -217,23 +215,57 @@ class ToyHybrid(TokenDriver):
         return out @ w.cross[3]
 
 
-def _attend_captured(q_BC: torch.Tensor, view: PagedView) -> torch.Tensor:
-    """One query per sequence against all that a context may hold, from what the device knows alone."""
-    assert view.limits.is_decode, "only decode is captured"
-    at_J = torch.arange(view.limits.max_context_len, device=q_BC.device)
-    pages_BJ = view.page_table_BN[:, at_J // view.page_size].long()
-    keys, values = (pool[0, pages_BJ, 0, at_J % view.page_size] for pool in (view.k_LPKSD, view.v_LPKSD))
-    position_B1 = view.computed_B.long()[:, None]
-    hidden_BJ = at_J > position_B1
+def _rows(view: PagedView | RecurrentView | CrossView) -> tuple[torch.Tensor, torch.Tensor]:
+    """Each token's row, and its place among the row's tokens, from what the device knows alone."""
+    at_T = torch.arange(view.limits.max_tokens, device=view.cu_seqlens.device)
+    if view.limits.is_decode:
+        return at_T, torch.zeros_like(at_T)
+    row_T = torch.searchsorted(view.cu_seqlens[1:], at_T, right=True)
+    return row_T, at_T - view.cu_seqlens.index_select(0, row_T)
+
+
+def _attend_captured(q_TC: torch.Tensor, view: PagedView) -> torch.Tensor:
+    """Every query against all that a context may hold."""
+    row_T, place_T = _rows(view)
+    at_J = torch.arange(view.limits.max_context_len, device=q_TC.device)
+    pages_TJ = view.page_table_BN.index_select(0, row_T)[:, at_J // view.page_size].long()
+    keys, values = (pool[0, pages_TJ, 0, at_J % view.page_size] for pool in (view.k_LPKSD, view.v_LPKSD))
+    position_T1 = (view.computed_B.index_select(0, row_T) + place_T)[:, None]
+    end_T1 = position_T1 + 1
+    if view.bidirectional_end_T is not None:
+        end_T1 = torch.maximum(end_T1, view.bidirectional_end_T[:, None])
+    hidden_TJ = at_J >= end_T1
     if view.window is not None:
-        hidden_BJ = hidden_BJ | (at_J <= position_B1 - view.window)
-    return _weighted(q_BC, keys, values, hidden_BJ)
+        hidden_TJ = hidden_TJ | (at_J <= position_T1 - view.window)
+    return _weighted(q_TC, keys, values, hidden_TJ)
 
 
-def _cross_captured(q_BC: torch.Tensor, view: CrossView) -> torch.Tensor:
-    keys, values = view.k_LEKSD[0, view.entries_B, 0], view.v_LEKSD[0, view.entries_B, 0]
-    hidden_BJ = torch.arange(keys.shape[1], device=q_BC.device) >= view.lens_B[:, None]
-    return _weighted(q_BC, keys, values, hidden_BJ).masked_fill(view.lens_B[:, None] == 0, 0.0)
+def _remember_captured(inputs_TC: torch.Tensor, view: RecurrentView, decay: torch.Tensor) -> torch.Tensor:
+    """The states after every token; all rows at once, as many times as the longest could have tokens."""
+    pool = view.parts["s"][0]
+    starts_B, ends_B = view.cu_seqlens[:-1], view.cu_seqlens[1:]
+    state_BC = pool.index_select(0, view.slots_B)
+    out_TC = torch.zeros_like(inputs_TC)
+    last = len(inputs_TC) - 1
+    for t in range(view.limits.max_query_len):
+        goes_on_B1 = (starts_B + t < ends_B)[:, None]
+        token_B = (starts_B + t).clamp(max=last)
+        new_BC = decay * state_BC + inputs_TC.index_select(0, token_B)
+        state_BC = torch.where(goes_on_B1, new_BC, state_BC)
+        out_TC.index_add_(0, token_B, torch.where(goes_on_B1, new_BC, 0.0))
+        stored_M = torch.where(view.stores[:, 1] == t + 1, view.stores[:, 2], 0)
+        pool.index_copy_(0, stored_M, state_BC.index_select(0, view.stores[:, 0]))
+    pool.index_copy_(0, view.slots_B, state_BC)
+    return out_TC
+
+
+def _cross_captured(q_TC: torch.Tensor, view: CrossView) -> torch.Tensor:
+    row_T, _ = _rows(view)
+    entries_T = view.entries_B.index_select(0, row_T)
+    keys, values = view.k_LEKSD[0, entries_T, 0], view.v_LEKSD[0, entries_T, 0]
+    lens_T1 = view.lens_B.index_select(0, row_T)[:, None]
+    hidden_TJ = torch.arange(keys.shape[1], device=q_TC.device) >= lens_T1
+    return _weighted(q_TC, keys, values, hidden_TJ).masked_fill(lens_T1 == 0, 0.0)
 
 
 def _weighted(

@@ -1,0 +1,190 @@
+"""Prefill and encoders by captured programs, with a stand-in that replays on the CPU: the same answers as op by op."""
+
+import random
+
+import pytest
+import torch
+
+from kestrel.runner import prefill_programs
+from kestrel.spi.decoding import Decoding
+from kestrel.testing.bench import Bench
+from kestrel.testing.graphs import ReplayGraphs
+from kestrel.testing.toy_expected import Expected
+from kestrel.testing.toys import COORD, ToyHybrid, toy_media
+from kestrel.types import Layout, Span
+
+
+@pytest.fixture(autouse=True)
+def small_buckets(monkeypatch):
+    monkeypatch.setattr(prefill_programs, "SIZES", (4, 8, 16, 64))
+    monkeypatch.setattr(prefill_programs, "ALWAYS_WORTH", 8)
+
+
+def layout(rng):
+    """A prompt of words, perhaps with a picture, perhaps over a sound."""
+    words = tuple(rng.randrange(4, 20) for _ in range(rng.randrange(1, 14)))
+    if rng.random() < 0.3:
+        return Layout(tokens=words, media=(toy_media("audio", rng.randrange(3), 4, positions=0),))
+    if rng.random() < 0.5:
+        return Layout(tokens=words, marks=(len(words) // 2,) if len(words) > 3 else ())
+    item = toy_media("image", rng.randrange(3), 5)
+    return Layout(
+        tokens=(4, *(0,) * 5, *words),
+        spans=(Span(1, 6, 0),),
+        media=(item,),
+        bidirectional=((0, 6),),
+        marks=(6,),
+    )
+
+
+def launches(bench):
+    """Sizes of the captured prefill launches that ``bench`` makes from now on, and how many chunks each has."""
+    seen = []
+    captured = bench.lane._board.runner._prefiller.captured
+    launch = captured.launch
+
+    def spy(arrays):
+        h_TC = launch(arrays)
+        seen.append((len(h_TC), len(arrays.lengths)))
+        return h_TC
+
+    class Spied:
+        has = captured.has
+        launch = staticmethod(spy)
+
+    bench.lane._board.runner._prefiller.captured = Spied
+    return seen
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("depth", [1, 2])
+def test_random_traffic_gives_what_the_oracle_gives(seed, depth):
+    rng = random.Random(seed)
+    driver = ToyHybrid(3, cross=True, window=None if seed == 3 else 6)
+    bench = Bench(driver, depth=depth, pages=rng.choice([14, 64]), head_start=1, graphs=ReplayGraphs())
+    seen = launches(bench)
+    works = {}
+    for one in [layout(rng) for _ in range(8)] * 2:
+        count = rng.randrange(1, 12)
+        works[bench.submit(one, max_tokens=count)] = (one, count)
+        bench.tick(rng.randrange(4))
+    bench.run()
+    for work_id, (one, count) in works.items():
+        assert bench.outcomes[work_id].ids == Expected(driver).ids(one, count)
+    assert {8, 16} <= {size for size, _ in seen} <= {4, 8, 16}
+    assert max(chunks for _, chunks in seen) > 1
+
+
+def test_bins_logprobs_and_probes_come_out_of_programs():
+    results = []
+    for graphs in (None, ReplayGraphs()):
+        bench = Bench(ToyHybrid(7, aux=True, window=None), graphs=graphs)
+        settings = {"logit_bias": {COORD: 30.0}, "logprobs": True, "top_logprobs": 2}
+        decoding = Decoding(needs_aux=True)
+        results.append(
+            bench.generate((4, 5, 6), decoding=decoding, settings=settings, probes=((1, (5, 6)), (2, (7,))))
+        )
+    plain, captured = results
+    assert captured.ids == plain.ids
+    assert [token.aux for token in captured.tokens] == [token.aux for token in plain.tokens]
+    for a, b in zip(plain.finished.probes, captured.finished.probes, strict=True):
+        assert b == pytest.approx(a, abs=1e-4)
+
+
+def test_checkpoints_that_a_program_stored_are_found_again():
+    driver = ToyHybrid(3)
+    bench = Bench(driver, page_size=4, graphs=ReplayGraphs())
+    prompt = Layout(tokens=tuple(range(4, 15)), marks=(6,))
+    first = bench.generate(prompt, max_tokens=4)
+    other = Layout(tokens=(*prompt.tokens[:8], 15, 16))
+    again = bench.generate(other, max_tokens=4)
+    assert again.finished.metrics.cached_tokens == 8
+    assert first.ids == Expected(driver).ids(prompt, 4)
+    assert again.ids == Expected(driver).ids(other, 4)
+
+
+def test_launches_of_many_chunks_or_much_padding_run_op_by_op(monkeypatch):
+    monkeypatch.setattr(prefill_programs, "MAX_CHUNKS", 2)
+    bench = Bench(ToyHybrid(3), budget=64, max_rows=8, pages=99, graphs=ReplayGraphs())
+    seen = launches(bench)
+    for start in range(3):
+        bench.submit([4 + start, 5], max_tokens=2)
+    bench.run()
+    assert not seen
+    bench.submit([9] * 9, max_tokens=2)
+    bench.run()
+    assert not seen, "9 tokens in a program of 16"
+    bench.submit([8] * 12, max_tokens=2)
+    bench.run()
+    assert seen == [(16, 1)]
+
+
+class Packed(ToyHybrid):
+    """The toy with its encoder split for capture; pictures are filled up to even numbers of rows."""
+
+    device = torch.device("cpu")
+
+    def encode(self, kind, packed):
+        return super(ToyHybrid, self).encode(kind, packed)
+
+    def pack(self, kind, packed):
+        self.encoded_items += len(packed)
+        parts = [item.tensors["x"] for item in packed]
+        rows = sum(len(part) for part in parts)
+        return [[*parts, torch.zeros(rows % 2, parts[0].shape[1])]]
+
+    def features(self, kind, inputs):
+        return inputs[0] @ self.weights.media
+
+
+@pytest.mark.parametrize("graphs", [None, ReplayGraphs()])
+def test_a_packed_encoder_gives_what_the_oracle_gives(graphs):
+    rng = random.Random(1)
+    driver = Packed(3, cross=True)
+    bench = Bench(driver, graphs=graphs, prefix_cache=False, feature_rows=8)
+    works = {}
+    for _ in range(24):
+        one = layout(rng)
+        works[bench.submit(one, max_tokens=5)] = one
+        bench.tick(rng.randrange(3))
+    bench.run()
+    for work_id, one in works.items():
+        assert bench.outcomes[work_id].ids == Expected(ToyHybrid(3, cross=True)).ids(one, 5)
+    captured = bench.lane._board.runner._encoders.num_captured
+    assert bool(captured) == (graphs is not None)
+
+
+def test_programs_of_the_encoder_are_kept_by_last_use(monkeypatch):
+    from kestrel.runner import encoders
+
+    monkeypatch.setattr(encoders, "MAX_PROGRAMS", 2)
+    bench = Bench(Packed(3), graphs=ReplayGraphs())
+    runner = bench.lane._board.runner
+    with torch.inference_mode():
+        for rows in (3, 3, 5, 5, 3, 7, 7, 3):
+            item = toy_media("image", rows, rows)
+            x_RC = runner.encode("image", [item])
+            assert torch.equal(x_RC, item.tensors["x"] @ runner._driver.weights.media)
+    kept = [shapes[1][0][1][0] for shapes in runner._encoders._captured]
+    assert kept == [8, 4]
+
+
+def test_an_encoder_that_cannot_be_captured_runs_op_by_op(caplog):
+    class Refusing(ReplayGraphs):
+        refuses = False
+
+        def capture(self, run):
+            if self.refuses:
+                raise RuntimeError("operation not permitted when stream is capturing")
+            return super().capture(run)
+
+    graphs = Refusing()
+    bench = Bench(Packed(3), graphs=graphs)
+    graphs.refuses = True
+    runner = bench.lane._board.runner
+    item = toy_media("image", 1, 3)
+    with torch.inference_mode():
+        for _ in range(3):
+            x_RC = runner.encode("image", [item])
+            assert torch.equal(x_RC, item.tensors["x"] @ runner._driver.weights.media)
+    assert caplog.text.count("the encoder of image runs op by op") == 1
