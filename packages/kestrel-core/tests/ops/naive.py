@@ -368,11 +368,48 @@ def sample_commit(
     return torch.tensor(stopped, dtype=torch.bool), torch.tensor(status, dtype=torch.uint8)
 
 
+def rope_angles(positions, freq, rows=None):
+    count, tokens = len(freq), positions.shape[1]
+    out = np.zeros((2, tokens, count))
+    for t in range(tokens):
+        for i in range(count):
+            position = float(positions[0 if rows is None else int(rows[i]), t])
+            angle = float(np.float32(position) * np.float32(freq[i]))  # the angle is a float32
+            out[:, t, i] = math.cos(angle), math.sin(angle)
+    return tuple(torch.from_numpy(out))
+
+
+def resize_crops(pixels, crops, starts, weights, size):
+    """Two passes over one picture at a time, in Python's integers."""
+    out = np.zeros((len(crops), *size, 3), np.uint8)
+    taps, half = len(weights), 1 << 21
+
+    def byte(total):
+        return min(max(total >> 22, 0), 255)
+
+    for m, (offset, height, width, row, column, _, _) in enumerate(crops.tolist()):
+        picture = pixels[offset : offset + height * width * 3].view(height, width, 3).tolist()
+        table = [(int(starts[s]), [int(w) for w in weights[:, s]]) for s in range(len(starts))]
+        for c in range(3):
+            lines = []
+            for line in picture:
+                pixel = [p[c] for p in line] + [0] * taps
+                made = [table[column + j] for j in range(size[1])]
+                lines.append([byte(half + sum(pixel[a + k] * w[k] for k in range(taps))) for a, w in made])
+            lines += [[0] * size[1]] * taps
+            for i in range(size[0]):
+                a, w = table[row + i]
+                for j in range(size[1]):
+                    out[m, i, j, c] = byte(half + sum(lines[a + k][j] * w[k] for k in range(taps)))
+    return torch.from_numpy(out)
+
+
 NAIVE = {
     f.__name__: f
     for f in (
         add_norm, causal_conv, copy_page, cross_attention, gated_delta, gated_delta_step, grouped_experts, layer_norm,
-        linear, moe_route, norm_linear, output_gate, paged_attention, qk_norm_rope_kv_write, rms_norm, rope,
+        linear, moe_route, norm_linear, output_gate, paged_attention, qk_norm_rope_kv_write,
+        resize_crops, rms_norm, rope, rope_angles,
         sample_argmax, sample_commit, sample_draw, sample_logprobs, sample_process, vision_attention, write_kv,
     )
 }  # fmt: skip

@@ -34,7 +34,7 @@ def test_reference_agrees_with_the_naive_version(case):
         assert differences(got, want, op.tolerance(torch.float32)) == []
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", [c for c in CASES if "bfloat16" in OPS[c.op].tolerances], ids=str)
 def test_reference_in_bfloat16_stays_within_its_tolerance(case):
     op = OPS[case.op]
     got = run_case(op.reference, case, 3, CPU, torch.bfloat16)

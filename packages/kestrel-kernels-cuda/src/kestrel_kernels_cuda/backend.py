@@ -17,12 +17,14 @@ __all__ = ["MODULES", "CudaBackend"]
 OLDEST = (8, 0)  # compute capability: bfloat16 matrix units and asynchronous copies
 
 MODULES: tuple[str, ...] = (
+    "angles",
     "experts",
     "gates",
     "kv_write",
     "linear",
     "norms",
     "pages",
+    "resize",
     "rope",
     "routing",
 )

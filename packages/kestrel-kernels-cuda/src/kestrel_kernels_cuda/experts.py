@@ -118,7 +118,7 @@ class _Call:
         return self._many()
 
     def _few(self) -> list[Launch]:
-        experts, dim, width = self.down_ECI.shape
+        _, dim, width = self.down_ECI.shape
         pairs = self.experts_P.shape[0]
         hidden = self.empty(width)
         shape = {"TOP_K": self.top_k, "DIM": dim, "WIDTH": width, "BLOCK_N": GEMV_N, "num_warps": 4}

@@ -1,7 +1,7 @@
 """Pairs of token and expert sorted by expert, on the device alone: a counting sort in four launches.
 
-Letters: P pairs, E experts (padded to a power of two), N chunks of pairs, M tiles of rows that share an expert. A row is
-a place in the sorted order.
+Letters: P pairs, E experts (padded to a power of two), N chunks of pairs, M tiles of rows that share an expert. A row
+is a place in the sorted order.
 """
 
 from __future__ import annotations

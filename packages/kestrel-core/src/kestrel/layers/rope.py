@@ -55,17 +55,17 @@ class Rope(nn.Module):
         self._rows_R = None if rows is None else torch.tensor([*rows, *rows], dtype=torch.int64, device="cpu")
         name = dtype_name(dtype or torch.get_default_dtype())
         self._call = ops.resolve(OpQuery.of("rope", head_dim=head_dim, rot_dim=self.rot_dim, dtype=name))
+        choices = 1 if rows is None else max(rows) + 1
+        self._angles = ops.resolve(
+            OpQuery.of("rope_angles", rot_dim=self.rot_dim, rows=choices, dtype="float32")
+        )
 
     def forward(self, positions_PT: torch.Tensor) -> Angles:
         """The angles of every token of a launch."""
         if self._freq_R.device != positions_PT.device:
             self._freq_R = self._freq_R.to(positions_PT.device)
             self._rows_R = None if self._rows_R is None else self._rows_R.to(positions_PT.device)
-        if self._rows_R is None:
-            angle = positions_PT[0].unsqueeze(1) * self._freq_R
-        else:
-            angle = positions_PT.t().index_select(1, self._rows_R) * self._freq_R
-        return Angles(angle.cos(), angle.sin())
+        return Angles(*self._angles(positions_PT, self._freq_R, self._rows_R))
 
     def rotate(self, x_THD: torch.Tensor, angles: Angles) -> torch.Tensor:
         """``x_THD`` rotated, a new tensor."""

@@ -18,7 +18,9 @@ from kestrel.ops.op import Op
 from kestrel.ops.output_gate import OUTPUT_GATE
 from kestrel.ops.paged_attention import PAGED_ATTENTION
 from kestrel.ops.qk_norm_rope_kv_write import QK_NORM_ROPE_KV_WRITE
+from kestrel.ops.resize_crops import RESIZE_CROPS
 from kestrel.ops.rope import ROPE
+from kestrel.ops.rope_angles import ROPE_ANGLES
 from kestrel.ops.sample_argmax import SAMPLE_ARGMAX
 from kestrel.ops.sample_commit import SAMPLE_COMMIT
 from kestrel.ops.sample_draw import SAMPLE_DRAW
@@ -47,8 +49,10 @@ OPS: Mapping[str, Op] = MappingProxyType(
             OUTPUT_GATE,
             PAGED_ATTENTION,
             QK_NORM_ROPE_KV_WRITE,
+            RESIZE_CROPS,
             RMS_NORM,
             ROPE,
+            ROPE_ANGLES,
             SAMPLE_ARGMAX,
             SAMPLE_COMMIT,
             SAMPLE_DRAW,
