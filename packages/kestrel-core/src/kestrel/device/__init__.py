@@ -1,6 +1,6 @@
 """Facts of the device a model runs on: which one, which dtype, how much memory; and the way of host arrays to it."""
 
-from kestrel.device.choice import describe, has_streams, resolve_device, resolve_dtype
+from kestrel.device.choice import describe, has_streams, resolve_device, resolve_dtype, use_device
 from kestrel.device.memory import (
     allocated_memory,
     counts_peaks,
@@ -25,4 +25,5 @@ __all__ = [
     "resolve_dtype",
     "shares_host",
     "total_memory",
+    "use_device",
 ]

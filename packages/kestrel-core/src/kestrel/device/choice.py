@@ -8,7 +8,7 @@ import torch
 
 from kestrel.errors import InvalidRequestError, closest
 
-__all__ = ["describe", "has_streams", "resolve_device", "resolve_dtype"]
+__all__ = ["describe", "has_streams", "resolve_device", "resolve_dtype", "use_device"]
 
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -67,6 +67,12 @@ def resolve_dtype(
 def has_streams(device: torch.device) -> bool:
     """Whether work on ``device`` is queued, so that a second step in flight hides the host's time."""
     return device.type in ("cuda", "xpu")
+
+
+def use_device(device: torch.device) -> None:
+    """What this thread launches without naming a device goes to ``device``: kernels of packages do so."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
 
 
 def describe(device: torch.device) -> str:

@@ -13,7 +13,7 @@ from functools import partial
 import torch
 
 from kestrel.config import RuntimeConfig
-from kestrel.device import resolve_device
+from kestrel.device import resolve_device, use_device
 from kestrel.engine.building import load_model
 from kestrel.engine.loaded import LoadedModel, Shared
 from kestrel.engine.loading import ProgressReport, survey
@@ -221,6 +221,7 @@ class Fleet:
             thread = self._threads[device] = DeviceThread(str(device))
             thread.on_lost = self._lane_lost
             thread.start()
+            thread.call(partial(use_device, device))
             if not self._shared.running.is_set():
                 thread.pause()
         return thread

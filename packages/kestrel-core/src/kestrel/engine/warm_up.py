@@ -8,6 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from kestrel.config import RuntimeConfig
+from kestrel.device import use_device
 from kestrel.lanes import DeviceThread, StepLane, TokenLane
 from kestrel.ops import OpTable
 from kestrel.runner import launch_sizes
@@ -25,7 +26,8 @@ def compile_kernels(ops: OpTable, config: RuntimeConfig) -> None:
     jobs = ops.compile_jobs(launch_sizes(config.max_batch_size, config.max_batched_tokens))
     if not jobs:
         return
-    with ThreadPoolExecutor(min(MAX_THREADS, os.cpu_count() or 1, len(jobs))) as pool:
+    threads = min(MAX_THREADS, os.cpu_count() or 1, len(jobs))
+    with ThreadPoolExecutor(threads, initializer=use_device, initargs=(ops.device,)) as pool:
         failed = [error for error in pool.map(_failure, jobs) if error is not None]
     if failed:
         log.warning("%d of %d kernels were not compiled ahead", len(failed), len(jobs), exc_info=failed[0])
