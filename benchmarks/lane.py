@@ -69,16 +69,22 @@ class TimedSampler(Sampler):
 
     watch: Watch
 
-    def sample(
+    def needs_of(self, rows_host: Sequence[int]) -> int:
+        start = clock()
+        needs = super().needs_of(rows_host)
+        self.watch.spent += clock() - start
+        return needs
+
+    def sample_as(
         self,
         logits_NV: torch.Tensor,
-        rows_host: Sequence[int],
+        needs: int,
         rows: torch.Tensor,
         h_NC: torch.Tensor | None = None,
         aux_fn: AuxFn | None = None,
     ) -> Sampled:
         start = clock()
-        out = super().sample(logits_NV, rows_host, rows, h_NC, aux_fn)
+        out = super().sample_as(logits_NV, needs, rows, h_NC, aux_fn)
         self.watch.spent += clock() - start
         return out
 
