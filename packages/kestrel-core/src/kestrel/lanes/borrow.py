@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import ExitStack
 
+import numpy as np
 import torch
 
 from kestrel.runner import Runner
+from kestrel.runner.mirror import to_device
 from kestrel.spi.batch import CrossView, Limits
 from kestrel.spi.driver import TokenDriver
 from kestrel.spi.states import CrossKV
@@ -32,7 +34,7 @@ def borrow_cross(
     """
     lease = cache.open(KeyRun.of(Layout(tokens=(0,), media=(item,)), cache.interner))
     if lease is None:
-        return _made(item, driver, cache, device)
+        return _made(item, driver, runner, cache, device)
     held.callback(lease.close)
     entry, is_new = lease.cross_entry(runner.states.cross[0])
     if is_new:
@@ -50,16 +52,16 @@ class _Place:
     """One row that reads ``length`` positions of ``entry``."""
 
     def __init__(self, entry: int, length: int, device: torch.device) -> None:
-        self.entries_B = torch.tensor([entry], dtype=torch.int64, device=device)
-        self.lens_B = torch.tensor([length], dtype=torch.int32, device=device)
-        self.cu_seqlens = torch.tensor([0, length], dtype=torch.int32, device=device)
+        self.entries_B = to_device(np.array([entry], dtype=np.int64), device)
+        self.lens_B = to_device(np.array([length], dtype=np.int32), device)
+        self.cu_seqlens = to_device(np.array([0, length], dtype=np.int32), device)
         self.limits = Limits(max_rows=1, max_tokens=length, max_query_len=length, max_context_len=length)
 
 
 def _made(
-    item: Prepared, driver: TokenDriver, cache: StateCache, device: torch.device
+    item: Prepared, driver: TokenDriver, runner: Runner, cache: StateCache, device: torch.device
 ) -> Mapping[str, CrossView]:
-    encoded = driver.encode(item.kind, [item])
+    encoded = runner.encode(item.kind, [item])
     place = _Place(1, item.cross_positions or encoded.shape[0], device)
     views = {}
     for state in driver.spec.states:
