@@ -18,6 +18,9 @@ OLDEST = (8, 0)  # compute capability: bfloat16 matrix units and asynchronous co
 
 MODULES: tuple[str, ...] = (
     "angles",
+    "attention_cross",
+    "attention_paged",
+    "attention_vision",
     "experts",
     "gates",
     "kv_write",

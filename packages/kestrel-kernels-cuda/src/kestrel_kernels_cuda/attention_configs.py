@@ -1,0 +1,152 @@
+"""Which tiles the attention kernels use: by architecture, head dim and size of a number; never tuned while serving.
+
+Shared memory bounds them: 227 KiB per block on sm_90, 163 on sm_80, 99 on sm_86, sm_89 and sm_120.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+
+from kestrel.spi.batch import Limits
+from kestrel_kernels_cuda.launch import power_of_two
+
+__all__ = [
+    "DecodeConfig",
+    "PrefillConfig",
+    "Split",
+    "arch_of",
+    "decode_config",
+    "multiprocessors",
+    "prefill_config",
+    "split_of",
+]
+
+WIDEST = 512
+DEFAULT_ARCH, DEFAULT_MULTIPROCESSORS = 90, 132
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeConfig:
+    """``dim``, ``group``: head dim and heads of a group, padded; ``block_n`` keys a tile; ``chunk``: blocks of a row
+    that the joining kernel takes at once."""
+
+    dim: int
+    group: int
+    block_n: int
+    warps: int
+    stages: int
+    chunk: int = 16
+    join_warps: int = 4
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillConfig:
+    """``dim``: head dim, padded; tiles of ``block_m`` queries by ``block_n`` keys. ``packed``: the heads of a group
+    share a tile."""
+
+    dim: int
+    block_m: int
+    block_n: int
+    warps: int
+    stages: int
+    packed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """How rows of a decode launch are divided: into ``wanted`` blocks, more when a block would exceed ``longest``
+    tiles, at most ``splits``."""
+
+    wanted: int
+    longest: int
+    splits: int
+
+
+_DECODE: dict[str, dict[int, tuple[int, int, int]]] = {  # padded head dim to block_n, warps, stages
+    "sm_90": {64: (64, 4, 3), 128: (64, 4, 3), 256: (32, 4, 3), 512: (32, 8, 2)},
+    "sm_80": {64: (64, 4, 3), 128: (64, 4, 2), 256: (32, 4, 3), 512: (32, 8, 2)},
+    "small": {64: (64, 4, 2), 128: (32, 4, 3), 256: (32, 4, 2), 512: (16, 4, 2)},
+}
+
+_PREFILL: dict[str, dict[int, tuple[int, int, int, int]]] = {  # to block_m, block_n, warps, stages
+    "sm_90": {64: (128, 64, 4, 3), 128: (128, 64, 8, 3), 256: (128, 64, 8, 2), 512: (64, 16, 8, 2)},
+    "sm_80": {64: (128, 64, 8, 3), 128: (128, 64, 8, 2), 256: (64, 32, 8, 2), 512: (64, 16, 8, 2)},
+    "small": {64: (128, 64, 4, 2), 128: (64, 64, 4, 2), 256: (64, 32, 8, 2), 512: (32, 16, 8, 2)},
+}
+
+_WIDE_PREFILL = {64: (32, 32, 8, 1), 128: (32, 32, 8, 1), 256: (16, 32, 8, 1), 512: (16, 16, 8, 1)}  # float32
+
+_SHORT_PREFILL = {64: (16, 64, 4, 3), 128: (16, 64, 4, 3), 256: (16, 32, 4, 3), 512: (16, 32, 8, 2)}
+SHORT = 16  # queries of the longest sequence up to which the heads of a group share a tile
+
+BLOCKS_PER_PROCESSOR = 2  # decode blocks that fit beside each other
+LONGEST = 2048  # keys of a block, in rows that are longer than others
+ALWAYS = 512  # keys of a block in deterministic launches
+IDLE_PER_PROCESSOR = 32  # blocks that may find nothing to do: each costs about 0.1 us of a multiprocessor
+
+
+def _family(arch: int) -> str:
+    return "sm_90" if 90 <= arch < 120 else "sm_80" if arch == 80 else "small"
+
+
+def _bucket(dim: int) -> int:
+    return max(64, power_of_two(dim))
+
+
+def decode_config(arch: int, dim: int, group: int, itemsize: int) -> DecodeConfig:
+    """The tiles for head dim ``dim`` and ``group`` query heads per key/value head."""
+    block_n, warps, stages = _DECODE[_family(arch)][_bucket(dim)]
+    if itemsize == 4:
+        block_n, stages = max(16, block_n // 2), 2
+    chunk = 8 if dim > 256 else 16
+    return DecodeConfig(
+        max(16, power_of_two(dim)), max(16, power_of_two(group)), block_n, warps, stages, chunk
+    )
+
+
+def prefill_config(arch: int, dim: int, group: int, itemsize: int, limits: Limits) -> PrefillConfig:
+    """The tiles for head dim ``dim``; in deterministic launches by the head alone."""
+    packed = False
+    if itemsize == 4:
+        tile = _WIDE_PREFILL[_bucket(dim)]
+    elif limits.max_query_len <= SHORT and not limits.is_deterministic and group <= 16:
+        tile, packed = _SHORT_PREFILL[_bucket(dim)], True
+    else:
+        tile = _PREFILL[_family(arch)][_bucket(dim)]
+    return PrefillConfig(max(16, power_of_two(dim)), *tile, packed)
+
+
+def split_of(limits: Limits, rows: int, kv_heads: int, longest: int, block_n: int, processors: int) -> Split:
+    """How to divide rows of at most ``longest`` keys; in deterministic launches by each row's length alone."""
+    if limits.is_deterministic:
+        tiles = ALWAYS // block_n
+        return Split(1, tiles, -(-longest // (tiles * block_n)) + 1)
+    groups = max(1, rows * kv_heads)
+    wanted = min(max(1, BLOCKS_PER_PROCESSOR * processors // groups), -(-longest // block_n))
+    ceiling = max(1, IDLE_PER_PROCESSOR * processors // groups)
+    return Split(wanted, LONGEST // block_n, max(wanted, min(-(-longest // LONGEST), ceiling)))
+
+
+@cache
+def _properties(index: int) -> tuple[int, int]:
+    found = torch.cuda.get_device_properties(index)
+    return found.major * 10 + found.minor, found.multi_processor_count
+
+
+def _of(device: torch.device) -> tuple[int, int]:
+    if not torch.cuda.is_available():
+        return DEFAULT_ARCH, DEFAULT_MULTIPROCESSORS
+    return _properties(torch.cuda.current_device() if device.index is None else device.index)
+
+
+def arch_of(device: torch.device) -> int:
+    """90 for compute capability 9.0. Of the current CUDA device for tensors that are on none."""
+    return _of(device)[0]
+
+
+def multiprocessors(device: torch.device) -> int:
+    """How many ``device`` has."""
+    return _of(device)[1]

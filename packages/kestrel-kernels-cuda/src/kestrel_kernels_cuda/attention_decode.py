@@ -1,0 +1,180 @@
+"""Attention of one query per sequence: the keys of a row are split over blocks, whose sums a second kernel joins.
+
+The grid is fixed by the launch's ceilings; each row divides its own keys among its blocks on the device, and blocks
+that get none leave at once. All query heads of a key/value head form one tile. Sums are joined in a fixed order.
+
+Letters: B rows, H query heads, K key/value heads, G heads of a group (H / K), D head dim, S splits.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from kestrel_kernels_cuda.attention_configs import DecodeConfig, Split
+from kestrel_kernels_cuda.attention_parts import (
+    Keys,
+    capped,
+    finish,
+    query_tile,
+    scale_factors,
+    softmax_step,
+    stages_of,
+)
+from kestrel_kernels_cuda.launch import Launch
+
+__all__ = ["decode_launches", "join_kernel", "split_kernel"]
+
+INTEGERS = ["stride_table", "window", "wanted", "longest", "splits"]
+
+
+@triton.jit
+def share_of(length, window, wanted, longest, splits, HAS_WINDOW: tl.constexpr, BLOCK_N: tl.constexpr):
+    """(first key of the first block, keys per block): tiles of a row over as many blocks as it is worth."""
+    base = length * 0
+    if HAS_WINDOW:
+        base = tl.maximum(length - window, 0) // BLOCK_N * BLOCK_N
+    tiles = tl.cdiv(length - base, BLOCK_N)
+    blocks = tl.maximum(tl.minimum(wanted, tiles), tl.cdiv(tiles, longest))
+    return base, tl.cdiv(tiles, tl.maximum(tl.minimum(blocks, splits), 1)) * BLOCK_N
+
+
+@triton.jit(do_not_specialize=INTEGERS)
+def split_kernel(
+    q, k, v, table, lens, gate, out, sums, tops,
+    pre, post, stride_qt, stride_qh, stride_gt, stride_gh, stride_page, stride_head, stride_table,
+    window, wanted, longest, splits,
+    NEW: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_P: tl.constexpr,
+    D: tl.constexpr, D_P: tl.constexpr, PAGE: tl.constexpr, BLOCK_N: tl.constexpr,
+    HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr,
+):  # fmt: skip
+    """One block of keys of one row and key/value head. PAGE 0: a row's keys all lie in one page. Writes sums, maxima
+    and totals, or outputs when ``sums`` is None."""
+    split, kv_head, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    length = tl.load(lens + row).to(tl.int32) + NEW
+    base, share = share_of(length, window, wanted, longest, splits, HAS_WINDOW, BLOCK_N)
+    start = base + split * share
+    end = tl.minimum(start + share, length)
+    if start >= end:
+        return
+    members = tl.arange(0, GROUP_P)
+    heads = kv_head * GROUP + members
+    live = members < GROUP
+    q_GD = query_tile(q, row + members * 0, heads, live, stride_qt, stride_qh, D, D_P)
+    at_d, at_n = tl.arange(0, D_P), tl.arange(0, BLOCK_N)
+    table += row.to(tl.int64) * stride_table
+    head_offset = kv_head.to(tl.int64) * stride_head
+    if PAGE == 0:
+        head_offset += tl.load(table).to(tl.int64) * stride_page
+    top = tl.full([GROUP_P], float("-inf"), tl.float32)
+    total = tl.zeros([GROUP_P], tl.float32)
+    acc = tl.zeros([GROUP_P, D_P], tl.float32)
+    for at in range(start, end, BLOCK_N):
+        position = at + at_n
+        held = position < end
+        if PAGE == 0:
+            rows = head_offset + position.to(tl.int64) * D
+        else:
+            page = tl.load(table + position // PAGE, mask=held, other=0).to(tl.int64)
+            rows = head_offset + page * stride_page + (position % PAGE) * D
+        at_ND = rows[:, None] + at_d[None, :]
+        mask_ND = held[:, None] if D == D_P else held[:, None] & (at_d < D)[None, :]
+        k_ND = tl.load(k + at_ND, mask=mask_ND, other=0.0).to(q_GD.dtype)
+        scores = capped(tl.dot(q_GD, tl.trans(k_ND), input_precision="ieee"), pre, HAS_SOFTCAP)
+        seen = held
+        if HAS_WINDOW:
+            seen &= position >= length - window
+        scores = tl.where(seen[None, :], scores, float("-inf"))
+        weights, shrink, top, total = softmax_step(scores, top, total, post, HAS_WINDOW)
+        v_ND = tl.load(v + at_ND, mask=mask_ND, other=0.0).to(q_GD.dtype)
+        acc = tl.dot(weights.to(q_GD.dtype), v_ND, acc * shrink[:, None], input_precision="ieee")
+    row_head = row.to(tl.int64) * (KV_HEADS * GROUP) + heads
+    mask = live[:, None] & (at_d < D)[None, :]
+    if sums is not None:
+        place = row_head * splits + split
+        tl.store(sums + place[:, None] * D + at_d[None, :], acc, mask=mask)
+        tl.store(tops + place * 2, top, mask=live)
+        tl.store(tops + place * 2 + 1, total, mask=live)
+    else:
+        gate_rows = row.to(tl.int64) * stride_gt + heads[:, None] * stride_gh + at_d[None, :]
+        result = finish(acc, total, gate, gate_rows, mask, out.dtype.element_ty)
+        tl.store(out + row_head[:, None] * D + at_d[None, :], result, mask=mask)
+
+
+@triton.jit(do_not_specialize=INTEGERS)
+def join_kernel(
+    sums, tops, lens, gate, out, stride_gt, stride_gh, window, wanted, longest, splits,
+    NEW: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr, D_P: tl.constexpr, BLOCK_N: tl.constexpr,
+    CHUNK: tl.constexpr, HAS_WINDOW: tl.constexpr,
+):  # fmt: skip
+    """The sums of a row's blocks joined, for one head: CHUNK blocks at a time, in order."""
+    head, row = tl.program_id(0), tl.program_id(1)
+    length = tl.load(lens + row).to(tl.int32) + NEW
+    base, share = share_of(length, window, wanted, longest, splits, HAS_WINDOW, BLOCK_N)
+    blocks = tl.cdiv(length - base, tl.maximum(share, 1))
+    row_head = row.to(tl.int64) * HEADS + head
+    at_d, at_s = tl.arange(0, D_P), tl.arange(0, CHUNK)
+    top = tl.full([1], float("-inf"), tl.float32)
+    total = tl.zeros([1], tl.float32)
+    acc = tl.zeros([D_P], tl.float32)
+    for first in range(0, blocks, CHUNK):
+        block = first + at_s
+        place = row_head * splits + block
+        tops_S = tl.load(tops + place * 2, mask=block < blocks, other=float("-inf"))
+        totals_S = tl.load(tops + place * 2 + 1, mask=block < blocks, other=0.0)
+        mask = (block < blocks)[:, None] & (at_d < D)[None, :]
+        sums_SD = tl.load(sums + place[:, None] * D + at_d[None, :], mask=mask, other=0.0)
+        new_top = tl.maximum(top, tl.max(tops_S, 0))
+        safe = tl.where(new_top == float("-inf"), 0.0, new_top)
+        shrink, factors = tl.exp2(top - safe), tl.exp2(tops_S - safe)
+        total = total * shrink + tl.sum(totals_S * factors, 0)
+        acc = acc * shrink + tl.sum(sums_SD * factors[:, None], 0)
+        top = new_top
+    gate_row = row.to(tl.int64) * stride_gt + head * stride_gh + at_d[None, :]
+    result = finish(acc[None, :], total, gate, gate_row, (at_d < D)[None, :], out.dtype.element_ty)
+    at = out + row_head * D + at_d[None, :]
+    tl.store(at, result, mask=(at_d < D)[None, :])
+
+
+def decode_launches(
+    q_BHD: torch.Tensor,
+    keys: Keys,
+    scale: float,
+    softcap: float | None,
+    gate_BHD: torch.Tensor | None,
+    config: DecodeConfig,
+    split: Split,
+) -> tuple[torch.Tensor, list[Launch]]:
+    """Outputs [B, H, D] of one query per row over its keys, and what computes them."""
+    batch, heads, dim = q_BHD.shape
+    num_kv = keys.k_PKSD.shape[1]
+    out = torch.empty((batch, heads, dim), dtype=q_BHD.dtype, device=q_BHD.device)
+    sums = tops = None
+    if split.splits > 1:
+        sums = out.new_empty((batch, heads, split.splits, dim), dtype=torch.float32)
+        tops = out.new_empty((batch, heads, split.splits, 2), dtype=torch.float32)
+    assert q_BHD.stride(2) == 1, f"queries need dense heads, not strides {q_BHD.stride()}"
+    gate_strides = (0, 0) if gate_BHD is None else gate_BHD.stride()[:2]
+    pre, post = scale_factors(scale, softcap)
+    sharing = (keys.window or 0, split.wanted, split.longest, split.splits)
+    shape = {
+        "NEW": keys.new, "D": dim, "D_P": config.dim, "BLOCK_N": config.block_n,
+        "HAS_WINDOW": keys.window is not None,
+    }  # fmt: skip
+    meta = {
+        **shape, "KV_HEADS": num_kv, "GROUP": heads // num_kv, "GROUP_P": config.group, "PAGE": keys.page,
+        "HAS_SOFTCAP": softcap is not None, "num_warps": config.warps,
+        "num_stages": stages_of(config.stages, keys.page),
+    }  # fmt: skip
+    args = (
+        q_BHD, keys.k_PKSD, keys.v_PKSD, keys.table_BN, keys.lens_B, gate_BHD, out, sums, tops,
+        pre, post, q_BHD.stride(0), q_BHD.stride(1), *gate_strides,
+        keys.k_PKSD.stride(0), keys.k_PKSD.stride(1), keys.table_BN.stride(0), *sharing,
+    )  # fmt: skip
+    launches = [Launch(split_kernel, (split.splits, num_kv, batch), args, meta)]
+    if sums is not None:
+        meta = {**shape, "HEADS": heads, "CHUNK": config.chunk, "num_warps": config.join_warps}
+        args = (sums, tops, keys.lens_B, gate_BHD, out, *gate_strides, *sharing)
+        launches.append(Launch(join_kernel, (heads, batch), args, meta))
+    return out, launches

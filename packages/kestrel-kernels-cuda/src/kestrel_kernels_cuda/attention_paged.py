@@ -1,0 +1,161 @@
+"""paged_attention: which kernel, with which tiles.
+
+Letters: B sequences, T tokens, H query heads, K key/value heads, D head dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import torch
+
+from kestrel.spi import Impl, No, OpQuery, Yes
+from kestrel.spi.batch import Limits, PagedView
+from kestrel_kernels_cuda.attention_configs import (
+    WIDEST,
+    Split,
+    arch_of,
+    decode_config,
+    multiprocessors,
+    prefill_config,
+    split_of,
+)
+from kestrel_kernels_cuda.attention_decode import decode_launches
+from kestrel_kernels_cuda.attention_parts import Keys
+from kestrel_kernels_cuda.attention_prefill import prefill_launch
+from kestrel_kernels_cuda.attention_warm import META, any_limits, cases_of, jobs_of
+from kestrel_kernels_cuda.compiling import CompileCase
+from kestrel_kernels_cuda.launch import Launch, dtype_of, refuse_dtype
+
+__all__ = ["IMPLS", "compile_cases", "paged_attention"]
+
+
+def paged_attention(
+    q_THD: torch.Tensor,
+    view: PagedView,
+    layer: int,
+    scale: float,
+    softcap: float | None = None,
+    gate_THD: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """As ``kestrel.ops.paged_attention``: outputs [T, H, D]."""
+    out, launches = _launches(q_THD, view, layer, scale, softcap, gate_THD, arch_of(q_THD.device))
+    for launch in launches:
+        launch.run()
+    return out
+
+
+def _launches(
+    q_THD: torch.Tensor,
+    view: PagedView,
+    layer: int,
+    scale: float,
+    softcap: float | None,
+    gate_THD: torch.Tensor | None,
+    arch: int,
+    split: Split | None = None,
+) -> tuple[torch.Tensor, list[Launch]]:
+    rows, heads, dim = q_THD.shape
+    keys = Keys(
+        k_PKSD=view.k_LPKSD[layer],
+        v_PKSD=view.v_LPKSD[layer],
+        table_BN=view.page_table_BN,
+        lens_B=view.computed_B,
+        new=1 if view.limits.is_decode else 0,
+        page=view.page_size,
+        window=view.window,
+    )
+    num_kv = keys.k_PKSD.shape[1]
+    group, size = heads // num_kv, q_THD.element_size()
+    if not view.limits.is_decode:
+        config = prefill_config(arch, dim, group, size, view.limits)
+        ends = view.bidirectional_end_T
+        return prefill_launch(q_THD, keys, view.cu_seqlens, ends, True, scale, softcap, gate_THD, config)
+    tiles = decode_config(arch, dim, group, size)
+    if split is None:
+        split = split_of(
+            view.limits,
+            rows,
+            num_kv,
+            _longest(view, tiles.block_n),
+            tiles.block_n,
+            multiprocessors(q_THD.device),
+        )
+    return decode_launches(q_THD, keys, scale, softcap, gate_THD, tiles, split)
+
+
+def _longest(view: PagedView, block_n: int) -> int:
+    """Keys of the longest row that decode may see."""
+    longest = view.limits.max_context_len
+    return longest if view.window is None else min(longest, view.window + block_n)
+
+
+def _supports(query: OpQuery) -> Yes | No:
+    if query.get("head_dim") > WIDEST:
+        return No(f"serves head dims up to {WIDEST}, not {query.get('head_dim')}")
+    if query.get("heads") % query.get("kv_heads"):
+        return No("the number of heads is no multiple of that of key/value heads")
+    return refuse_dtype(query) or Yes()
+
+
+def _planned(query: OpQuery, arch: int, limits: Limits, split: Split | None = None) -> list[Launch]:
+    """The launches of ``query`` under ``limits``, without memory."""
+    heads, dim, dtype, page = query.get("heads"), query.get("head_dim"), dtype_of(query), query.get("page")
+    rows = limits.max_tokens
+    pool = torch.empty((1, 2, query.get("kv_heads"), page, dim), dtype=dtype, device=META)
+    view = PagedView(
+        k_LPKSD=pool,
+        v_LPKSD=pool,
+        page_table_BN=torch.empty((limits.max_rows, 64), dtype=torch.int32, device=META),
+        slots_T=torch.empty(rows, dtype=torch.int64, device=META),
+        computed_B=torch.empty(limits.max_rows, dtype=torch.int32, device=META),
+        cu_seqlens=torch.empty(limits.max_rows + 1, dtype=torch.int32, device=META),
+        limits=limits,
+        page_size=page,
+        window=query.get("window"),
+        bidirectional_end_T=torch.empty(rows, dtype=torch.int32, device=META),
+    )
+    q = torch.empty((rows, heads, dim), dtype=dtype, device=META)
+    gate = torch.empty((rows, heads, 2, dim), dtype=dtype, device=META)[:, :, 1]
+    softcap = 1.0 if query.get("softcap") else None
+    return _launches(q, view, 0, 1.0, softcap, gate if query.get("gated") else None, arch, split)[1]
+
+
+def _warm_launches(query: OpQuery, arch: int) -> Iterator[Launch]:
+    if query.get("mode") == "decode":
+        for splits in (2, 1):
+            yield from _planned(query, arch, any_limits(2, 2, 1, 4096), Split(splits, 64, splits))
+        return
+    for longest in (2048, 2):
+        yield from _planned(query, arch, any_limits(2, longest, longest, 4096))
+
+
+def _warm(query: OpQuery, row_counts: Sequence[int]) -> Iterable[Callable[[], object]]:
+    return jobs_of(_warm_launches(query, arch_of(META)))
+
+
+_SHAPES = {  # of models: heads, key/value heads, head dim, gated, window, softcap
+    "moondream": (32, 32, 64, False, None, False),
+    "qwen": (16, 4, 256, True, None, False),
+    "plain": (32, 8, 128, False, None, False),
+    "gemma": (16, 8, 256, False, 1024, True),
+    "gemma full": (16, 1, 512, False, None, False),
+    "odd": (16, 16, 72, False, None, False),
+}
+
+
+def compile_cases() -> Iterator[CompileCase]:
+    """Decode and prefill of models' heads, in bfloat16; one in float32."""
+    for name, (heads, kv_heads, dim, gated, window, softcap) in _SHAPES.items():
+        for dtype in ("bfloat16", "float32") if name in ("qwen", "moondream") else ("bfloat16",):
+            for mode in ("decode", "prefill"):
+                facts = {"heads": heads, "kv_heads": kv_heads, "head_dim": dim, "dtype": dtype, "page": 16}
+                query = OpQuery.of(
+                    "paged_attention", mode=mode, gated=gated, window=window, softcap=softcap, **facts
+                )
+                for arch in (80, 90):
+                    launches = _warm_launches(query, arch)
+                    yield from cases_of(f"paged_attention {mode} {name} {dtype}", launches, (arch,))
+
+
+IMPLS = {"paged_attention": Impl(supports=_supports, fn=paged_attention, warm=_warm)}

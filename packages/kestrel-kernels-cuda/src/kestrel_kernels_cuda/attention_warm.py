@@ -1,0 +1,67 @@
+"""Launches without tensors: what to compile while a model loads, and what the compile test looks at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+import torch
+
+from kestrel.spi.batch import Limits
+from kestrel_kernels_cuda.compiling import CompileCase
+from kestrel_kernels_cuda.launch import Launch
+
+__all__ = ["META", "any_limits", "cases_of", "jobs_of"]
+
+META = torch.device("meta")
+
+_KINDS = {
+    torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.int32: "*i32", torch.int64: "*i64",
+    torch.float8_e4m3fn: "*fp8e4nv",
+}  # fmt: skip
+
+
+def any_limits(rows: int, tokens: int, query_len: int, context: int) -> Limits:
+    """Ceilings of a launch that is only compiled."""
+    return Limits(max_rows=rows, max_tokens=tokens, max_query_len=query_len, max_context_len=context)
+
+
+def jobs_of(launches: Iterable[Launch]) -> list[Callable[[], object]]:
+    """One job per kernel and configuration among ``launches``."""
+    different: dict[str, Launch] = {}
+    for launch in launches:
+        different.setdefault(_key(launch), launch)
+    return [launch.compile for launch in different.values()]
+
+
+def _key(launch: Launch) -> str:
+    kinds = [_kind(arg) for arg in launch.args]
+    aligned = [isinstance(arg, int) and arg % 16 == 0 for arg in launch.args]
+    return f"{launch.kernel.__name__} {kinds} {aligned} {sorted(launch.meta.items())}"
+
+
+def cases_of(name: str, launches: Iterable[Launch], archs: tuple[int, ...]) -> Iterator[CompileCase]:
+    """The compile case of each launch."""
+    for launch in launches:
+        names = launch.kernel.arg_names
+        given = dict(zip(names, launch.args, strict=False))
+        free = {names[i] if isinstance(i, int) else i for i in launch.kernel.do_not_specialize or ()}
+        meta = dict(launch.meta)
+        warps, stages = meta.pop("num_warps"), meta.pop("num_stages", 3)
+        yield CompileCase(
+            name=f"{name} {launch.kernel.__name__}",
+            kernel=launch.kernel,
+            signature={n: _kind(arg) for n, arg in given.items() if arg is not None},
+            constexprs={**meta, **{n: None for n, arg in given.items() if arg is None}},
+            num_warps=warps,
+            num_stages=stages,
+            aligned=tuple(
+                n for n, arg in given.items() if isinstance(arg, int) and arg % 16 == 0 and n not in free
+            ),
+            archs=archs,
+        )
+
+
+def _kind(arg: object) -> str:
+    if isinstance(arg, torch.Tensor):
+        return _KINDS[arg.dtype]
+    return "i32" if isinstance(arg, int) else "fp32" if isinstance(arg, float) else "none"

@@ -1,0 +1,192 @@
+"""Attention kernels on launches that serving makes: long beside short rows, padding, dead rows, windows, ranges."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="Triton is not installed here")
+
+from kestrel.ops.cross_attention import cross_attention as cross_reference
+from kestrel.ops.paged_attention import paged_attention as paged_reference
+from kestrel.ops.random import normal
+from kestrel.ops.view_cases import ViewShape, make_view
+from kestrel.ops.vision_attention import vision_attention as vision_reference
+from kestrel.spi import No, OpQuery
+from kestrel.spi.batch import CrossView, Limits, PagedView, RowExtent
+from kestrel_kernels_cuda import attention_cross, attention_paged, attention_vision
+from kestrel_kernels_cuda.attention_configs import decode_config, split_of
+
+F32 = torch.float32
+CLOSE = {"rtol": 2e-5, "atol": 2e-5}
+
+
+def seed() -> int:
+    return int(torch.seed() % 2**31)
+
+
+def launch(shape: ViewShape, place: torch.device, **changes: object) -> tuple[torch.Tensor, PagedView]:
+    view = make_view(shape, seed(), place, F32)
+    q = normal(seed(), (shape.tokens, shape.heads, shape.head_dim), place, F32)
+    limits = replace(view.limits, **changes)
+    return q, replace(view, limits=limits, extents=None if shape.captured else view.extents)
+
+
+def rows(*extents: tuple[int, int]) -> tuple[RowExtent, ...]:
+    return tuple(RowExtent(query_len, computed) for query_len, computed in extents)
+
+
+def agrees(shape: ViewShape, place: torch.device, **changes: object) -> None:
+    q, view = launch(shape, place, **changes)
+    count = shape.tokens - shape.spare_tokens
+    got = attention_paged.paged_attention(q, view, 1, 0.2, shape.softcap)
+    want = paged_reference(q, view, 1, 0.2, shape.softcap)
+    torch.testing.assert_close(got[:count], want[:count], **CLOSE)
+
+
+LONG_AND_SHORT = rows((1, 3), (1, 700), (1, 0), (1, 129), (1, 64))
+
+
+@pytest.mark.parametrize("head_dim", [16, 40, 72])
+def test_decode_of_one_long_row_among_short_ones(place: torch.device, head_dim: int) -> None:
+    agrees(ViewShape(rows=LONG_AND_SHORT, page_size=16, heads=6, kv_heads=2, head_dim=head_dim), place)
+
+
+def test_decode_with_a_ceiling_far_above_every_length(place: torch.device) -> None:
+    shape = ViewShape(rows=LONG_AND_SHORT, page_size=16, captured=True)
+    q, view = launch(shape, place, max_context_len=100_000)
+    want = paged_reference(q, replace(view, limits=replace(view.limits, max_context_len=701)), 0, 0.2)
+    torch.testing.assert_close(attention_paged.paged_attention(q, view, 0, 0.2), want, **CLOSE)
+
+
+@pytest.mark.parametrize("window", [1, 33, 200])
+def test_decode_in_a_window_with_a_softcap(place: torch.device, window: int) -> None:
+    agrees(ViewShape(rows=LONG_AND_SHORT, page_size=16, window=window, softcap=5.0), place)
+
+
+@pytest.mark.parametrize("window", [None, 90])
+def test_a_deterministic_row_has_the_same_bits_alone_and_among_others(
+    place: torch.device, window: int | None
+) -> None:
+    shape = ViewShape(rows=LONG_AND_SHORT, page_size=16, window=window)
+    q, view = launch(shape, place, is_deterministic=True)
+    together = attention_paged.paged_attention(q, view, 0, 0.2)
+    for b, row in enumerate(shape.rows):
+        limits = replace(view.limits, max_rows=1, max_tokens=1, max_context_len=row.computed + 1)
+        alone = replace(
+            view,
+            page_table_BN=view.page_table_BN[b : b + 1],
+            computed_B=view.computed_B[b : b + 1],
+            cu_seqlens=view.cu_seqlens[:2],
+            limits=limits,
+        )
+        assert torch.equal(attention_paged.paged_attention(q[b : b + 1], alone, 0, 0.2)[0], together[b]), row
+
+
+@pytest.mark.filterwarnings("ignore:invalid value")  # NumPy's, of the dead row
+def test_dead_rows_read_the_scratch_page_and_harm_nobody(place: torch.device) -> None:
+    q, view = launch(ViewShape(rows=rows((1, 40), (1, 0), (1, 9)), page_size=16), place)
+    view.k_LPKSD[:, 0] = float("nan")
+    view.v_LPKSD[:, 0] = float("nan")
+    want = paged_reference(q, view, 0, 0.2)
+    view.page_table_BN[1] = 0
+    got = attention_paged.paged_attention(q, view, 0, 0.2)
+    torch.testing.assert_close(got[[0, 2]], want[[0, 2]], **CLOSE)
+
+
+@pytest.mark.parametrize("captured", [False, True])
+def test_prefill_of_prefixes_ranges_and_empty_rows(place: torch.device, captured: bool) -> None:
+    extents = (
+        RowExtent(150, 0, ((3, 140),)), RowExtent(0, 0), RowExtent(7, 90), RowExtent(1, 33),
+        RowExtent(40, 61, ((64, 70), (80, 99))),
+    )  # fmt: skip
+    agrees(ViewShape(rows=extents, page_size=16, captured=captured, spare_tokens=5 if captured else 0), place)
+
+
+@pytest.mark.parametrize("window", [1, 20, 64])
+def test_prefill_in_a_window(place: torch.device, window: int) -> None:
+    extents = (RowExtent(100, 70, ((80, 130),)), RowExtent(3, 0))
+    agrees(ViewShape(rows=extents, page_size=16, window=window, heads=4, kv_heads=4), place)
+
+
+@pytest.mark.parametrize("heads", [2, 6, 8])
+def test_short_prefill_packs_the_heads_of_a_group(place: torch.device, heads: int) -> None:
+    shape = ViewShape(rows=rows((5, 130), (12, 0), (2, 63)), page_size=16, heads=heads)
+    config = attention_paged.prefill_config(90, 16, heads // 2, 2, launch(shape, place)[1].limits)
+    assert config.packed
+    q, view = launch(shape, place)
+    keys = attention_paged.Keys(
+        k_PKSD=view.k_LPKSD[1], v_PKSD=view.v_LPKSD[1], table_BN=view.page_table_BN, lens_B=view.computed_B,
+        new=0, page=16,
+    )  # fmt: skip
+    got, launches = attention_paged.prefill_launch(
+        q, keys, view.cu_seqlens, None, True, 0.2, None, None, config
+    )
+    for one in launches:
+        one.run()
+    torch.testing.assert_close(got, paged_reference(q, view, 1, 0.2), **CLOSE)
+
+
+def cross_view(place: torch.device, lens: list[int], new: list[int], spare: int) -> CrossView:
+    k, v = (normal(seed(), (2, len(lens) + 2, 3, 130, 16), place, F32) for _ in "kv")
+    starts = [sum(new[:b]) for b in range(len(new) + 1)]
+    limits = Limits(
+        max_rows=len(lens), max_tokens=starts[-1] + spare, max_query_len=max(new), max_context_len=1
+    )
+    return CrossView(
+        k_LEKSD=k,
+        v_LEKSD=v,
+        entries_B=torch.randperm(len(lens) + 1, device=place)[: len(lens)] + 1,
+        lens_B=torch.tensor(lens, dtype=torch.int32, device=place),
+        cu_seqlens=torch.tensor(starts, dtype=torch.int32, device=place),
+        limits=limits,
+    )
+
+
+@pytest.mark.parametrize(("new", "spare"), [([1, 1, 1, 1], 0), ([4, 1, 0, 70], 3), ([4, 4, 2, 4], 0)])
+def test_cross_attention_sees_an_entry_up_to_its_length(
+    place: torch.device, new: list[int], spare: int
+) -> None:
+    view = cross_view(place, [130, 1, 64, 65], new, spare)
+    q = normal(seed(), (sum(new) + spare, 6, 16), place, F32)
+    count = sum(new)
+    got = attention_cross.cross_attention(q, view, 1, 0.25)[:count]
+    torch.testing.assert_close(got, cross_reference(q, view, 1, 0.25)[:count], **CLOSE)
+
+
+@pytest.mark.parametrize("dim", [24, 64, 72, 88])
+def test_vision_attention_of_slices_of_one_projection(place: torch.device, dim: int) -> None:
+    q, k, v = normal(seed(), (2, 150, 3, 2, dim), place, F32).unbind(2)
+    got = attention_vision.vision_attention(q, k.contiguous(), v, 0.1)
+    torch.testing.assert_close(got, vision_reference(q, k, v, 0.1), rtol=1e-5, atol=1e-5)
+
+
+def test_splits_depend_on_the_bucket_and_never_exceed_what_is_launched() -> None:
+    limits = Limits(max_rows=1, max_tokens=1, max_query_len=1, max_context_len=1100)
+    tile = decode_config(90, 256, 4, 2).block_n
+    assert split_of(limits, 1, 4, 1100, tile, 132).splits == 35  # a block per tile of 32 keys
+    assert split_of(limits, 64, 4, 1100, tile, 132).splits == 1  # two blocks a processor without splitting
+    assert split_of(limits, 64, 4, 100_000, tile, 132).splits == 16  # idle blocks are bounded
+    always = replace(limits, is_deterministic=True)
+    assert split_of(always, 64, 4, 1100, tile, 132) == split_of(always, 1, 4, 1100, tile, 132)
+
+
+def test_heads_wider_than_the_kernels_are_declined_with_a_reason() -> None:
+    query = OpQuery.of(
+        "paged_attention", mode="decode", heads=4, kv_heads=2, head_dim=576, page=16, dtype="bfloat16"
+    )
+    answer = attention_paged.IMPLS["paged_attention"].supports(query)
+    assert isinstance(answer, No)
+    assert "576" in answer.reason
+
+
+@pytest.mark.parametrize("mode", ["decode", "prefill"])
+def test_warm_up_names_each_kernel_once(mode: str) -> None:
+    query = OpQuery.of(
+        "paged_attention", mode=mode, heads=16, kv_heads=4, head_dim=256, page=16, dtype="bfloat16", window=None,
+        softcap=False, gated=True,
+    )  # fmt: skip
+    jobs = list(attention_paged.IMPLS["paged_attention"].warm(query, (1, 2, 64)))
+    assert len(jobs) == (3 if mode == "decode" else 2)  # split, join, unsplit; long, packed
