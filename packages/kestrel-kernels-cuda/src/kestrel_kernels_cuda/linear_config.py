@@ -107,7 +107,10 @@ def default(product: Product) -> Config:
 def _gemv(k: int, outputs: int, gated: bool) -> Config:
     bk = min(512, 1 << max(4, (k - 1).bit_length()))
     bn = 1 if outputs < 1200 else 2 if outputs < 6000 else 4
-    return Config(kernel="gemv", bn=max(1, bn // 2) if gated else bn, bk=bk)
+    bn = max(1, bn // 2) if gated else bn
+    return Config(
+        kernel="gemv", bn=bn, bk=bk, warps=max(1, min(4, bn * bk // 256))
+    )  # 16 bytes a thread at least
 
 
 def _below(number: int) -> int:

@@ -81,17 +81,12 @@ def gemm_kernel(
             else:
                 up = tl.load(up_ptrs + start, mask=inside[None, :], other=0.0, eviction_policy="evict_first")
             acc_up = _product(up, x, acc_up, SWAP)
-    if SWAP:
-        acc = tl.trans(acc)
-        acc_up = tl.trans(acc_up)
-    if NORM == "rms" or NORM == "rms_plus_one":
-        scale = tl.rsqrt(tl.sum(squares, 1) / K + eps)
-        acc *= scale[:, None]
-        acc_up *= scale[:, None]
-    is_last = True
     if SPLIT > 1:
         tile = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
-        inner = tl.arange(0, BM)[:, None] * BN + tl.arange(0, BN)[None, :]
+        if SWAP:
+            inner = tl.arange(0, BN)[:, None] * BM + tl.arange(0, BM)[None, :]
+        else:
+            inner = tl.arange(0, BM)[:, None] * BN + tl.arange(0, BN)[None, :]
         parts: tl.constexpr = 2 if GATED else 1
         base = partial_ptr + tile.to(tl.int64) * (SPLIT * parts * BM * BN) + inner
         mine = base + tl.program_id(2) * (parts * BM * BN)
@@ -99,21 +94,27 @@ def gemm_kernel(
         if GATED:
             tl.store(mine + BM * BN, acc_up)
         tl.debug_barrier()
-        is_last = tl.atomic_add(counter_ptr + tile, 1, sem="acq_rel") == SPLIT - 1
-        if is_last:
-            acc = tl.zeros([BM, BN], tl.float32)
-            acc_up = tl.zeros([BM, BN], tl.float32)
-            for part in tl.static_range(SPLIT):
-                acc += tl.load(base + part * (parts * BM * BN), cache_modifier=".cg")
-                if GATED:
-                    acc_up += tl.load(base + part * (parts * BM * BN) + BM * BN, cache_modifier=".cg")
-            tl.store(counter_ptr + tile, 0)
-    if is_last:
-        live = (x_rows < m)[:, None] & (outputs < n)[None, :]
-        places = safe_rows[:, None] * residual_stride + w_rows[None, :]
-        y = finish(acc, acc_up, bias_ptr, residual_ptr, w_rows[None, :], places, live, n, EPILOGUE, BIAS)
-        out_ptrs = out_ptr + safe_rows[:, None] * n + w_rows[None, :]
-        tl.store(out_ptrs, y.to(out_ptr.dtype.element_ty), mask=live)
+        if tl.atomic_add(counter_ptr + tile, 1, sem="acq_rel") != SPLIT - 1:
+            return
+        acc = tl.zeros_like(acc)
+        acc_up = tl.zeros_like(acc_up)
+        for part in range(SPLIT):
+            acc += tl.load(base + part * (parts * BM * BN), cache_modifier=".cg")
+            if GATED:
+                acc_up += tl.load(base + part * (parts * BM * BN) + BM * BN, cache_modifier=".cg")
+        tl.store(counter_ptr + tile, 0)
+    if SWAP:
+        acc = tl.trans(acc)
+        acc_up = tl.trans(acc_up)
+    if NORM == "rms" or NORM == "rms_plus_one":
+        scale = tl.rsqrt(tl.sum(squares, 1) / K + eps)
+        acc *= scale[:, None]
+        acc_up *= scale[:, None]
+    live = (x_rows < m)[:, None] & (outputs < n)[None, :]
+    places = safe_rows[:, None] * residual_stride + w_rows[None, :]
+    y = finish(acc, acc_up, bias_ptr, residual_ptr, w_rows[None, :], places, live, n, EPILOGUE, BIAS)
+    out_ptrs = out_ptr + safe_rows[:, None] * n + w_rows[None, :]
+    tl.store(out_ptrs, y.to(out_ptr.dtype.element_ty), mask=live)
 
 
 @triton.jit

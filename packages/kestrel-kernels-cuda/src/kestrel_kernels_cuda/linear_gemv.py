@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kestrel_kernels_cuda.linear_parts import finish, prefetch, start_next, wait_for_previous
+from kestrel_kernels_cuda.linear_parts import finish, start_next, wait_for_previous
 
 __all__ = ["gemv_kernel"]
 
@@ -27,12 +27,13 @@ def gemv_kernel(
     w_ptrs = w_ptr + rows[:, None] * K + columns[None, :]
     up_ptrs = w_ptrs + n.to(tl.int64) * K
     start_next(PDL)
-    if PDL and K >= 1024:
-        lines = tl.arange(0, triton.next_power_of_2(K) // 64)
-        lines = tl.minimum(lines * 64, K - 64)
-        prefetch(w_ptr + rows[:, None] * K + lines[None, :])
+    # All of the weight is asked for before the first sum, and before the kernel that makes x has finished.
+    tiles = ()
+    ups = ()
+    for start in tl.static_range(0, K, BK):
+        tiles = tiles + (_tile(w_ptrs, columns, start, K, BK),)
         if GATED:
-            prefetch(w_ptr + (n.to(tl.int64) + rows[:, None]) * K + lines[None, :])
+            ups = ups + (_tile(up_ptrs, columns, start, K, BK),)
     wait_for_previous(PDL)
     mean = 0.0
     rstd = 1.0
@@ -41,30 +42,22 @@ def gemv_kernel(
     acc = tl.zeros([BN, BK], tl.float32)
     acc_up = tl.zeros([BN, BK], tl.float32)
     squares = tl.zeros([BK], tl.float32)
-    for start in tl.static_range(0, K, BK):
-        inside = start + columns < K
-        if start + BK <= K:
-            w = tl.load(w_ptrs + start, eviction_policy="evict_first")
-            x = tl.load(x_ptr + start + columns).to(tl.float32)
-        else:
-            w = tl.load(w_ptrs + start, mask=inside[None, :], other=0.0, eviction_policy="evict_first")
-            x = tl.load(x_ptr + start + columns, mask=inside, other=0.0).to(tl.float32)
+    for step in tl.static_range(0, (K + BK - 1) // BK):
+        at = step * BK + columns
+        inside = at < K
+        x = tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32)
         if NORM == "layer":
             x = (x - mean) * rstd
         elif NORM != "none":
             squares += x * x
         if NORM != "none":
-            gain = tl.load(gain_ptr + start + columns, mask=inside, other=0.0).to(tl.float32)
+            gain = tl.load(gain_ptr + at, mask=inside, other=0.0).to(tl.float32)
             x *= gain + 1.0 if NORM == "rms_plus_one" else gain
         if NORM == "layer":
-            x += tl.load(shift_ptr + start + columns, mask=inside, other=0.0).to(tl.float32)
-        acc += w.to(tl.float32) * x[None, :]
+            x += tl.load(shift_ptr + at, mask=inside, other=0.0).to(tl.float32)
+        acc += tiles[step].to(tl.float32) * x[None, :]
         if GATED:
-            if start + BK <= K:
-                up = tl.load(up_ptrs + start, eviction_policy="evict_first")
-            else:
-                up = tl.load(up_ptrs + start, mask=inside[None, :], other=0.0, eviction_policy="evict_first")
-            acc_up += up.to(tl.float32) * x[None, :]
+            acc_up += ups[step].to(tl.float32) * x[None, :]
     y = tl.sum(acc, 1)
     y_up = tl.sum(acc_up, 1) if GATED else y
     if NORM == "rms" or NORM == "rms_plus_one":
@@ -74,6 +67,16 @@ def gemv_kernel(
     live = outputs < n
     y = finish(y, y_up, bias_ptr, residual_ptr, rows, rows, live, n, EPILOGUE, BIAS)
     tl.store(out_ptr + outputs, y.to(out_ptr.dtype.element_ty), mask=live)
+
+
+@triton.jit
+def _tile(pointers, columns, start: tl.constexpr, K: tl.constexpr, BK: tl.constexpr):
+    if start + BK <= K:
+        return tl.load(pointers + start, eviction_policy="evict_first")
+    else:
+        return tl.load(
+            pointers + start, mask=(start + columns < K)[None, :], other=0.0, eviction_policy="evict_first"
+        )
 
 
 @triton.jit
