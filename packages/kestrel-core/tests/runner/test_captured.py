@@ -2,7 +2,7 @@
 
 import pytest
 
-from kestrel.spi.decoding import Decoding, Host, HostMask, TokenSet
+from kestrel.spi.decoding import Decoding, Host, HostMask, Static, TokenSet
 from kestrel.testing.bench import Bench
 from kestrel.testing.graphs import ReplayGraphs
 from kestrel.testing.toy_expected import Expected
@@ -121,12 +121,20 @@ def test_a_rare_kind_of_sampling_runs_op_by_op_once_and_is_a_program_then():
     graphs = ReplayGraphs()
     bench = Bench(FakeTokenDriver(), graphs=graphs)
     at_load = len(graphs.programs)
-    bench.generate([1, 2], max_tokens=2, settings={"logit_bias": {7: -1.0}})
+    for max_tokens, new in ((2, 0), (6, 1), (6, 1)):
+        bench.generate([1, 2], max_tokens=max_tokens, settings={"logprobs": True})
+        assert len(graphs.programs) == at_load + new
+
+
+def test_common_kinds_of_sampling_are_captured_at_load():
+    graphs = ReplayGraphs()
+    bench = Bench(FakeTokenDriver(), graphs=graphs)
+    at_load = len(graphs.programs)
+    mask = Static(allowed=TokenSet.of([7]).but(), first=1)
+    for settings in ({}, {"temperature": 0.5}, {"temperature": 0.2, "top_p": 0.9}, {"logit_bias": {3: -1.0}}):
+        bench.generate([1, 2], max_tokens=6, settings=settings)
+        bench.generate([1, 2], max_tokens=6, settings=settings, decoding=Decoding(rules=(mask,)))
     assert len(graphs.programs) == at_load
-    bench.generate([1, 2], max_tokens=6, settings={"logit_bias": {7: -1.0}})
-    assert len(graphs.programs) == at_load + 1
-    bench.generate([3, 2], max_tokens=6, settings={"logit_bias": {7: -1.0}})
-    assert len(graphs.programs) == at_load + 1
 
 
 def test_programs_are_captured_anew_when_sampling_has_moved_its_tables():

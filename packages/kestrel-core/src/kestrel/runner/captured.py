@@ -131,9 +131,9 @@ class DecodePrograms:
 
 
 def _common_needs(has_aux: bool) -> list[int]:
-    """The kinds of sampling that nearly all requests are of."""
-    filters = Needs.SORT | Needs.MIN_P
-    kinds = [Needs.STOP, Needs.STOP | Needs.DRAW, Needs.STOP | Needs.DRAW | filters]
+    """The kinds of sampling that nearly all requests are of: greedy, drawn, drawn from a few; with masks; with bins."""
+    kinds = [Needs.STOP, Needs.STOP | Needs.DRAW, Needs.STOP | Needs.DRAW | Needs.SORT | Needs.MIN_P]
+    kinds += [kind | Needs.BIAS for kind in kinds]
     if has_aux:
         kinds += [kind | Needs.AUX for kind in kinds]
     return [int(kind) for kind in kinds]
