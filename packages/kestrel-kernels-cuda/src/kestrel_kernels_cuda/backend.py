@@ -30,6 +30,7 @@ MODULES: tuple[str, ...] = (
     "resize",
     "rope",
     "routing",
+    "sampling",
 )
 """Modules of this package with ``IMPLS`` (op name to ``Impl``) and ``compile_cases()`` (see ``compiling``)."""
 

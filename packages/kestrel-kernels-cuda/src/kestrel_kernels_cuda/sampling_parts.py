@@ -1,0 +1,149 @@
+"""What the sampling kernels share: logits as ordered integers, the largest of a chunk, and of all chunks.
+
+A row's vocabulary is cut into chunks of a fixed size, one program each, whatever the batch: sums of floating-point
+numbers have one order, so a row's result never depends on its neighbours. A second kernel joins the chunks of a row.
+
+Shapes: N rows of a step, V vocabulary, C chunks of a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+import torch
+import triton
+import triton.language as tl
+
+from kestrel.ops.sample_tables import RowList
+from kestrel.spi import No, OpQuery, Yes
+from kestrel_kernels_cuda.compiling import CompileCase
+from kestrel_kernels_cuda.launch import Launch, power_of_two, refuse_dtype
+
+__all__ = [
+    "CHUNK",
+    "MOST_VOCAB",
+    "best_of",
+    "chunks_of",
+    "compiled",
+    "cases_of",
+    "join_kernel",
+    "joined",
+    "list_of",
+    "log_of",
+    "order_of",
+    "rows_of",
+    "supports",
+    "value_of",
+]
+
+CHUNK = 2048  # 122 programs for one row of 248,320: about one per multiprocessor of a large device
+MOST_VOCAB = 1 << 20  # chunks of a row that one program joins
+LOWEST = tl.constexpr(-(2**63))  # below every packed logit
+
+
+@triton.jit
+def order_of(x):
+    """int32 keys in the order of float32 ``x``: equal for equal numbers (-0 and 0), NaN above all."""
+    bits = tl.where(x == 0.0, 0.0, x).to(tl.int32, bitcast=True)
+    order = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+    return tl.where(x != x, 0x7FFFFFFF, order)
+
+
+@triton.jit
+def value_of(order):
+    """The float32 of a key."""
+    return tl.where(order < 0, order ^ 0x7FFFFFFF, order).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def log_of(x):
+    """Logarithms; -inf where ``x`` is 0 or no number."""
+    return tl.where(x > 0.0, tl.log(tl.where(x > 0.0, x, 1.0)), float("-inf"))
+
+
+@triton.jit
+def best_of(x, place, is_in):
+    """The largest of a chunk, packed: its key above the complement of its place, so that of equals the first wins."""
+    packed = order_of(x).to(tl.int64) * 4294967296 + (0x7FFFFFFF - place).to(tl.int64)
+    return tl.max(tl.where(is_in, packed, LOWEST), axis=0)
+
+
+@triton.jit
+def join_kernel(parts, ids, best, chunks, vocab, BLOCK_C: tl.constexpr):
+    """Ids and values of the largest of each row."""
+    row = tl.program_id(0).to(tl.int64)
+    chunk = tl.arange(0, BLOCK_C)
+    packed = tl.max(tl.load(parts + row * chunks + chunk, mask=chunk < chunks, other=LOWEST), axis=0)
+    place = 0x7FFFFFFF - (packed & 0xFFFFFFFF)
+    tl.store(ids + row, tl.minimum(place, vocab - 1))
+    tl.store(best + row, value_of((packed >> 32).to(tl.int32)))
+
+
+def chunks_of(vocab: int) -> int:
+    """How many chunks a row of ``vocab`` logits has."""
+    return -(-vocab // CHUNK)
+
+
+def joined(parts_NC: torch.Tensor, vocab: int) -> tuple[torch.Tensor, torch.Tensor, Launch]:
+    """Where ids [N] and values [N] will be once the launch ran."""
+    num_rows, chunks = parts_NC.shape
+    ids_N = torch.empty(num_rows, dtype=torch.int64, device=parts_NC.device)
+    best_N = torch.empty(num_rows, dtype=torch.float32, device=parts_NC.device)
+    args = (parts_NC, ids_N, best_N, chunks, vocab)
+    return ids_N, best_N, Launch(join_kernel, (num_rows,), args, {"BLOCK_C": power_of_two(chunks)})
+
+
+def rows_of(logits_NV: torch.Tensor) -> torch.Tensor:
+    """Logits whose vocabulary is contiguous."""
+    return logits_NV if logits_NV.stride(1) == 1 or logits_NV.shape[1] == 1 else logits_NV.contiguous()
+
+
+def list_of(row_list: RowList) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """Arguments that stand for a list: its items, its lengths, and words from row to row of both."""
+    items, length, size = row_list.items_RKD, row_list.length_R, row_list.items_RKD.shape[2]
+    assert items.stride(2) == 1 or size == 1, "the words of a tuple lie side by side"
+    assert items.stride(1) == size or items.shape[1] == 1, "the tuples of a list lie side by side"
+    assert items.stride(0) == length.stride(0), "a list and its length belong to one record"
+    return items, length, items.stride(0)
+
+
+def supports(query: OpQuery) -> Yes | No:
+    """Yes to vocabularies whose chunks one program joins."""
+    if query.get("vocab") > MOST_VOCAB:
+        return No(f"serves vocabularies up to {MOST_VOCAB:,}, not {query.get('vocab'):,}")
+    return refuse_dtype(query) or Yes()
+
+
+def compiled(launches: Iterable[Launch]) -> list[Callable[[], object]]:
+    """Jobs that compile ``launches``."""
+    return [launch.compile for launch in launches]
+
+
+_TYPES = {
+    torch.float32: "*fp32",
+    torch.float64: "*fp64",
+    torch.bfloat16: "*bf16",
+    torch.float16: "*fp16",
+    torch.int64: "*i64",
+    torch.int32: "*i32",
+    torch.uint8: "*u8",
+}
+
+
+def cases_of(name: str, launches: Iterable[Launch]) -> Iterator[CompileCase]:
+    """Cases of launches that were built from tensors of the meta device."""
+    for launch in launches:
+        names = launch.kernel.arg_names
+        given = dict(zip(names, launch.args, strict=False))
+        constants = {key: value for key, value in launch.meta.items() if key in names}
+        signature = {
+            key: _TYPES[value.dtype] if isinstance(value, torch.Tensor) else "i32"
+            for key, value in given.items()
+        }
+        yield CompileCase(
+            name=f"{name} {launch.kernel.fn.__name__}",
+            kernel=launch.kernel,
+            signature=signature,
+            constexprs=constants,
+            num_warps=launch.meta.get("num_warps", 4),
+        )
