@@ -29,9 +29,30 @@ def _read_loop_bounds() -> None:
     interpreter._patch_lang_tensor = patched
 
 
+def _multiply_bfloat16() -> None:
+    """Let interpreted ``tl.dot`` take bfloat16, which Triton 3.6 keeps as bit patterns and multiplies as integers."""
+    import numpy as np
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    multiply: Any = interpreter.InterpreterBuilder.create_dot
+
+    def widen(operand: Any) -> Any:
+        if operand.dtype.scalar != tl.bfloat16:
+            return operand
+        wide = interpreter._convert_float(operand.data, tl.bfloat16, tl.float32, None).view(np.float32)
+        return interpreter.TensorHandle(wide, tl.float32)
+
+    def create_dot(self: Any, a: Any, b: Any, *others: Any) -> Any:
+        return multiply(self, widen(a), widen(b), *others)
+
+    interpreter.InterpreterBuilder.create_dot = create_dot
+
+
 if not torch.cuda.is_available():
     with contextlib.suppress(ImportError):  # without Triton, the tests of kernels are skipped
         _read_loop_bounds()
+        _multiply_bfloat16()
 
 
 @pytest.fixture(scope="session")

@@ -21,7 +21,10 @@ MODULES: tuple[str, ...] = (
     "attention_cross",
     "attention_paged",
     "attention_vision",
+    "causal_conv",
     "experts",
+    "gated_delta",
+    "gated_delta_step",
     "gates",
     "kv_write",
     "linear",
@@ -30,7 +33,6 @@ MODULES: tuple[str, ...] = (
     "resize",
     "rope",
     "routing",
-    "sampling",
 )
 """Modules of this package with ``IMPLS`` (op name to ``Impl``) and ``compile_cases()`` (see ``compiling``)."""
 

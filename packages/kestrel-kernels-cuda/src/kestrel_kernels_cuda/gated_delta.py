@@ -1,0 +1,153 @@
+"""gated_delta: the rule over ragged sequences, in two launches: each chunk alone, then over the chunks of a sequence.
+
+Letters: B sequences, T tokens, K key heads, H value heads, D key dim, E value dim, N chunks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+import torch
+import triton
+
+from kestrel.spi import Impl, No, OpQuery, Yes
+from kestrel.spi.batch import RecurrentView
+from kestrel_kernels_cuda.compiling import CompileCase
+from kestrel_kernels_cuda.gated_delta_chunks import scan_kernel, solve_kernel
+from kestrel_kernels_cuda.launch import Launch, compile_case_of, dtype_of, power_of_two, refuse_dtype
+from kestrel_kernels_cuda.recurrent_plan import CHUNK, meta_view, plan_of
+
+__all__ = ["IMPLS", "compile_cases", "delta_launches", "gated_delta"]
+
+LARGEST_KEY, LARGEST_VALUE = 128, 256
+SOLVE = {"num_warps": 8, "num_stages": 1}
+SCAN = {"BLOCK_E": 32, "num_warps": 8, "STAGES": 2}  # wider blocks of values spill on sm_80
+
+
+def delta_launches(
+    q_TKD: torch.Tensor,
+    k_TKD: torch.Tensor,
+    v_THE: torch.Tensor,
+    gate_TH: torch.Tensor,
+    beta_TH: torch.Tensor,
+    view: RecurrentView,
+    layer: int,
+    part: str = "state",
+    solve_config: Mapping[str, int] | None = None,
+    scan_config: Mapping[str, int] | None = None,
+) -> tuple[Launch, Launch, torch.Tensor]:
+    """The two launches, in order, and their output [T, H, E]. Configurations: instead of the committed ones."""
+    (tokens, key_heads, key_dim), (heads, value_dim) = q_TKD.shape, v_THE.shape[1:]
+    pool_SHDE = view.parts[part][layer]
+    assert pool_SHDE.is_contiguous(), "a layer's slots lie side by side"
+    q, k, v = (x if x.stride()[1:] == (x.shape[2], 1) else x.contiguous() for x in (q_TKD, k_TKD, v_THE))
+    gate, beta = (x if x.stride(1) == 1 else x.contiguous() for x in (gate_TH, beta_TH))
+    plan = plan_of(view, layer, tokens)
+
+    def empty(*shape: int, dtype: torch.dtype = v.dtype) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device=v.device)
+
+    w, u, p = (empty(tokens, heads, width) for width in (key_dim, value_dim, CHUNK))
+    factors, out_THE = empty(3, heads, tokens, dtype=torch.float32), empty(tokens, heads, value_dim)
+    shared = {
+        "KEY_HEADS": key_heads, "HEADS": heads, "D": key_dim, "E": value_dim, "CHUNK": CHUNK,
+        "BLOCK_D": max(16, power_of_two(key_dim)), "PRECISION": "tf32x3" if v.dtype == torch.float32 else "tf32",
+    }  # fmt: skip
+    solve = Launch(
+        solve_kernel,
+        (heads, plan.num_chunks * bool(tokens)),
+        (
+            q, k, v, gate, beta, view.cu_seqlens, plan.row_N, plan.first_N, w, u, p, factors, out_THE,
+            view.slots_B.shape[0], tokens, q.stride(0), k.stride(0), v.stride(0), gate.stride(0), beta.stride(0),
+            key_dim**-0.5,
+        ),
+        {**shared, "BLOCK_E": max(16, power_of_two(value_dim)), **(solve_config or SOLVE)},
+    )  # fmt: skip
+    config = dict(scan_config or SCAN)
+    config["BLOCK_E"] = min(config["BLOCK_E"], max(16, power_of_two(value_dim)))
+    scan = Launch(
+        scan_kernel,
+        (triton.cdiv(value_dim, config["BLOCK_E"]), heads, view.slots_B.shape[0] * bool(tokens)),
+        (
+            q, k, w, u, p, factors, pool_SHDE, view.slots_B, view.cu_seqlens, view.stores, out_THE,
+            tokens, q.stride(0), k.stride(0), view.stores.shape[0],
+        ),
+        {**shared, "HAS_STORES": view.stores.shape[0] > 0, **config},
+    )  # fmt: skip
+    return solve, scan, out_THE
+
+
+def gated_delta(
+    q_TKD: torch.Tensor,
+    k_TKD: torch.Tensor,
+    v_THE: torch.Tensor,
+    gate_TH: torch.Tensor,
+    beta_TH: torch.Tensor,
+    view: RecurrentView,
+    layer: int,
+    part: str = "state",
+) -> torch.Tensor:
+    """As ``kestrel.ops.gated_delta``."""
+    solve, scan, out_THE = delta_launches(q_TKD, k_TKD, v_THE, gate_TH, beta_TH, view, layer, part)
+    solve.run()
+    scan.run()
+    return out_THE
+
+
+def supports(query: OpQuery) -> Yes | No:
+    """Yes to launches of several tokens a sequence, for heads up to the published size."""
+    if refused := refuse_dtype(query):
+        return refused
+    if query.get("mode") != "prefill":
+        return No("solves chunks of several tokens; gated_delta_step serves decode")
+    key_heads, heads = query.get("key_heads", 1), query.get("heads", 1)
+    if heads % key_heads:
+        return No(f"deals whole groups of value heads to key heads, not {heads} to {key_heads}")
+    if query.get("key_dim", 0) > LARGEST_KEY or query.get("value_dim", 0) > LARGEST_VALUE:
+        return No(
+            f"holds heads of up to {LARGEST_KEY} x {LARGEST_VALUE}, not "
+            f"{query.get('key_dim')} x {query.get('value_dim')}"
+        )
+    return Yes()
+
+
+def _bare_launches(
+    key_heads: int,
+    heads: int,
+    key_dim: int,
+    value_dim: int,
+    dtype: torch.dtype,
+    stores: int,
+) -> tuple[Launch, Launch]:
+    """Launches without memory, with ``stores`` checkpoints. They depend on neither sequences nor tokens."""
+    keys, values, rows, tokens = key_heads * key_dim, heads * value_dim, 2, 32
+
+    def empty(*shape: int, dtype: torch.dtype = dtype) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    # The convolved projections are parts of one tensor [q | k | v].
+    q, k, v = empty(tokens, 2 * keys + values).split_with_sizes([keys, keys, values], dim=1)
+    q, k, v = q.unflatten(1, (key_heads, -1)), k.unflatten(1, (key_heads, -1)), v.unflatten(1, (heads, -1))
+    gates = empty(tokens, heads, dtype=torch.float32)
+    pool = empty(1, 2, heads, key_dim, value_dim, dtype=torch.float32)
+    return delta_launches(q, k, v, gates, gates, meta_view({"state": pool}, rows, tokens, stores), 0)[:2]
+
+
+def _warm(query: OpQuery, row_counts: Sequence[int]) -> Iterable[Callable[[], object]]:
+    """The first kernel, and the second with and without checkpoints."""
+    sizes = [query.get(name) for name in ("key_heads", "heads", "key_dim", "value_dim")]
+    solve, scan = _bare_launches(*sizes, dtype_of(query), 0)
+    return (solve.compile, scan.compile, _bare_launches(*sizes, dtype_of(query), 2)[1].compile)
+
+
+IMPLS: Mapping[str, Impl] = {"gated_delta": Impl(supports=supports, fn=gated_delta, warm=_warm)}
+
+
+def compile_cases() -> Iterator[CompileCase]:
+    """The published head; the second kernel with and without checkpoints."""
+    solve, scan = _bare_launches(16, 32, 128, 128, torch.bfloat16, 0)
+    yield compile_case_of("gated_delta solve", solve)
+    yield compile_case_of("gated_delta scan", scan)
+    yield compile_case_of(
+        "gated_delta scan, checkpoints", _bare_launches(16, 32, 128, 128, torch.bfloat16, 2)[1]
+    )

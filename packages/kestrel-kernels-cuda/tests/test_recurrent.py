@@ -1,0 +1,155 @@
+"""The recurrent kernels on fresh random launches beyond core's shared cases, and what the contract leaves to say."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="Triton is not installed here")
+
+from kestrel.ops import OPS, Inputs
+from kestrel.ops.causal_conv import _make as make_conv
+from kestrel.ops.gated_delta import _make as make_rule
+from kestrel.ops.gated_delta_step import _make as make_step
+from kestrel.ops.recurrent_cases import RecurrentShape
+from kestrel.spi.batch import RecurrentView
+from kestrel_kernels_cuda.causal_conv import causal_conv
+from kestrel_kernels_cuda.gated_delta import gated_delta
+from kestrel_kernels_cuda.gated_delta_step import gated_delta_step
+from kestrel_kernels_cuda.recurrent_plan import CHUNK, plan_of
+
+Make = Callable[[RecurrentShape, int, torch.device, torch.dtype], Inputs]
+
+
+def _conv(shape: RecurrentShape, seed: int, device: torch.device, dtype: torch.dtype) -> Inputs:
+    return make_conv(shape, 4, "silu", seed, device, dtype)
+
+
+PREFILL = {"causal_conv": (causal_conv, _conv), "gated_delta": (gated_delta, make_rule)}
+
+
+def _view(inputs: Inputs) -> RecurrentView:
+    return next(x for x in inputs.args if isinstance(x, RecurrentView))
+
+
+def _run(fn: Callable[..., torch.Tensor], inputs: Inputs) -> list[torch.Tensor]:
+    out = fn(*inputs.args, **inputs.kwargs)
+    return [out[: inputs.num_rows], *(x.clone() for x in inputs.written)]
+
+
+def _swap(inputs: Inputs, **fields: Any) -> Inputs:
+    args = tuple(replace(x, **fields) if isinstance(x, RecurrentView) else x for x in inputs.args)
+    return replace(inputs, args=args)
+
+
+def _agree(name: str, got: list[torch.Tensor], want: list[torch.Tensor], dtype: torch.dtype) -> None:
+    allowed = OPS[name].tolerance(dtype)
+    for mine, theirs in zip(got, want, strict=True):
+        torch.testing.assert_close(mine, theirs, atol=allowed.atol, rtol=allowed.rtol, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", sorted(PREFILL))
+@pytest.mark.parametrize(
+    ("lens", "stores"),
+    [
+        ((1,) * 11 + (2,) * 5, ((3, 1), (12, 2), (12, 1))),
+        ((197,), ((0, 191), (0, 192), (0, 193))),
+        ((0, 64, 0, 65), ((1, 64), (3, 63))),
+        ((3, 128, 31), ()),
+    ],
+    ids=["many short", "one long", "empty rows", "a chunk's end"],
+)
+def test_odd_launches_agree_with_the_reference(
+    name: str, lens: tuple[int, ...], stores: Any, dtype: torch.dtype, place: torch.device
+) -> None:
+    fn, make = PREFILL[name]
+    shape = RecurrentShape(lens=lens, stores=stores, key_heads=1, heads=2, key_dim=12, value_dim=20)
+    seed = random.randrange(2**30)
+    want = _run(OPS[name].reference, make(shape, seed, place, dtype))
+    _agree(name, _run(fn, make(shape, seed, place, dtype)), want, dtype)
+
+
+@pytest.mark.parametrize("name", sorted(PREFILL))
+def test_a_sequence_alone_gives_the_bits_it_gives_among_others(name: str, place: torch.device) -> None:
+    fn, make = PREFILL[name]
+    shape = RecurrentShape(lens=(70, 5, 9), stores=((1, 3),), captured=True)
+    together = make(shape, 3, place, torch.float32)
+    view = _view(together)
+    pools = {part: pool.clone() for part, pool in view.parts.items()}
+    first, end = view.cu_seqlens[1:3].tolist()
+    out = fn(*together.args)[first:end]
+    lone = replace(
+        view, parts=pools, slots_B=view.slots_B[1:2], cu_seqlens=torch.tensor([0, end - first], device=place).int()
+    )  # fmt: skip
+    lone.stores[0, 0] = 0
+    args = [lone if x is view else x for x in together.args]
+    for i, x in enumerate(args):
+        if isinstance(x, torch.Tensor) and x.shape[0] == shape.tokens:
+            args[i] = x[first:end]
+    assert torch.equal(fn(*args), out)
+    for part, pool in pools.items():
+        slots = torch.cat((view.slots_B[1:2], lone.stores[:1, 2]))
+        assert torch.equal(pool[1, slots], view.parts[part][1, slots])
+
+
+def test_tokens_behind_the_last_sequence_come_out_finite(place: torch.device) -> None:
+    shape = RecurrentShape(lens=(1, 2), captured=True, spare_tokens=70)
+    for fn, make in PREFILL.values():
+        assert fn(*make(shape, 1, place, torch.float32).args).isfinite().all()
+
+
+def test_dead_rows_of_a_step_give_zeros_and_touch_no_live_slot(place: torch.device) -> None:
+    inputs = make_step(RecurrentShape(lens=(1,) * 5), 2, place, torch.float32)
+    slots = _view(inputs).slots_B.clone()
+    slots[torch.tensor([1, 3, 4])] = 0
+    inputs = _swap(inputs, slots_B=slots)
+    before = [x.clone() for x in inputs.written]
+    out = gated_delta_step(*inputs.args)
+    assert not out[[1, 3, 4]].any()
+    assert out[[0, 2]].all()
+    moved = [s - 1 for s in slots[slots > 0].tolist()]
+    kept = [s for s in range(before[0].shape[1]) if s not in moved]
+    for now, then in zip(inputs.written, before, strict=True):
+        assert torch.equal(now[:, kept].nan_to_num(), then[:, kept].nan_to_num())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_steps_after_steps_agree_with_the_reference(dtype: torch.dtype, place: torch.device) -> None:
+    shape = RecurrentShape(lens=(1,) * 3, key_heads=2, heads=6, stores=((1, 1), (2, 1)))
+    mine, theirs = (make_step(shape, 4, place, dtype) for _ in range(2))
+    for _ in range(3):
+        got, want = _run(gated_delta_step, mine), _run(OPS["gated_delta_step"].reference, theirs)
+        _agree("gated_delta_step", got, want, dtype)
+
+
+def test_a_step_takes_parts_of_one_projection(place: torch.device) -> None:
+    plain = make_step(RecurrentShape(lens=(1, 1)), 5, place, torch.float32)
+    packed = make_step(RecurrentShape(lens=(1, 1)), 5, place, torch.float32)
+    sizes = [x[0].numel() for x in packed.args[:4]]
+    joined = torch.cat([x.flatten(1) for x in packed.args[:4]], dim=1)
+    parts = [
+        part.unflatten(1, x.shape[1:])
+        for part, x in zip(joined.split(sizes, dim=1), packed.args[:4], strict=True)
+    ]
+    packed = replace(packed, args=(*parts, *packed.args[4:]))
+    for got, want in zip(_run(gated_delta_step, packed), _run(gated_delta_step, plain), strict=True):
+        assert torch.equal(got.nan_to_num(), want.nan_to_num())
+
+
+def test_the_plan_covers_each_token_once_and_no_launch_outgrows_it(place: torch.device) -> None:
+    for lens, spare in (((1,) * 9, 0), ((64, 65, 0, 127), 3), ((200,), 70)):
+        shape = RecurrentShape(lens=lens, captured=True, spare_tokens=spare)
+        inputs = make_rule(shape, 1, place, torch.float32)
+        view = _view(inputs)
+        plan = plan_of(view, 0, shape.tokens)
+        ends = [*view.cu_seqlens[1:].tolist(), shape.tokens]
+        seen: list[int] = []
+        for row, first in zip(plan.row_N.tolist(), plan.first_N.tolist(), strict=True):
+            seen += range(first, min(first + CHUNK, ends[row]))
+        assert seen == list(range(shape.tokens))
