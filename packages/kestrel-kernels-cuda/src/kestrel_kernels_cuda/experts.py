@@ -231,16 +231,19 @@ def _warm(query: OpQuery, row_counts: Sequence[int]) -> Iterable[Callable[[], ob
     def empty(*shape: int, dtype: torch.dtype = dtype) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device="meta")
 
-    seen: dict[Any, int] = {}
+    kinds: dict[Tilings | None, int] = {}
     for rows in row_counts:
         pairs = rows * top_k
-        seen[None if pairs <= FEW_PAIRS else tilings_of(pairs, experts, dtype)] = rows
-    for rows in seen.values():
+        kinds[None if pairs <= FEW_PAIRS else tilings_of(pairs, experts, dtype)] = rows
+    jobs: dict[Any, Callable[[], object]] = {}
+    for rows in kinds.values():
         call = _call(
             empty(rows, dim), empty(rows, top_k), empty(rows, top_k, dtype=torch.int64),
             empty(experts, 2 * width, dim), empty(experts, dim, width), query.get("activation"),
         )  # fmt: skip
-        yield from (launch.compile for launch in call.launches())
+        for launch in call.launches():
+            jobs[launch.kernel, tuple(launch.meta.items())] = launch.compile
+    return jobs.values()
 
 
 IMPLS: Mapping[str, Impl] = {"grouped_experts": Impl(supports=_supports, fn=grouped_experts, warm=_warm)}
