@@ -97,6 +97,7 @@ def default(product: Product) -> Config:
         bm=bm,
         bn=bn,
         bk=min(bk, _below(product.k)),
+        warps=8 if bm * bn >= 64 * 128 else 4,
         stages=4,
         split=split,
         swap=True,

@@ -88,20 +88,23 @@ def gemm_kernel(
         else:
             inner = tl.arange(0, BM)[:, None] * BN + tl.arange(0, BN)[None, :]
         parts: tl.constexpr = 2 if GATED else 1
-        base = partial_ptr + tile.to(tl.int64) * (SPLIT * parts * BM * BN) + inner
+        base = partial_ptr + tile.to(tl.int64) * (
+            SPLIT * parts * BM * BN
+        )  # a number: sums' places are 32 bits on
         mine = base + tl.program_id(2) * (parts * BM * BN)
-        tl.store(mine, acc)
+        tl.store(mine + inner, acc)
         if GATED:
-            tl.store(mine + BM * BN, acc_up)
+            tl.store(mine + BM * BN + inner, acc_up)
         tl.debug_barrier()
         if tl.atomic_add(counter_ptr + tile, 1, sem="acq_rel") != SPLIT - 1:
             return
         acc = tl.zeros_like(acc)
         acc_up = tl.zeros_like(acc_up)
         for part in range(SPLIT):
-            acc += tl.load(base + part * (parts * BM * BN), cache_modifier=".cg")
+            theirs = base + part * (parts * BM * BN)
+            acc += tl.load(theirs + inner, cache_modifier=".cg")
             if GATED:
-                acc_up += tl.load(base + part * (parts * BM * BN) + BM * BN, cache_modifier=".cg")
+                acc_up += tl.load(theirs + BM * BN + inner, cache_modifier=".cg")
         tl.store(counter_ptr + tile, 0)
     if SWAP:
         acc = tl.trans(acc)

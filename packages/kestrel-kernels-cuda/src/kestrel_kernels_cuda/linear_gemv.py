@@ -31,9 +31,9 @@ def gemv_kernel(
     tiles = ()
     ups = ()
     for start in tl.static_range(0, K, BK):
-        tiles = tiles + (_tile(w_ptrs, columns, start, K, BK),)
+        tiles = tiles + (_tile(w_ptrs, columns, start, K, BK),)  # noqa: RUF005 -- Triton has no stars
         if GATED:
-            ups = ups + (_tile(up_ptrs, columns, start, K, BK),)
+            ups = ups + (_tile(up_ptrs, columns, start, K, BK),)  # noqa: RUF005
     wait_for_previous(PDL)
     mean = 0.0
     rstd = 1.0
