@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from kestrel.errors import CapacityError
 from kestrel.testing.bench import Bench
+from kestrel.testing.graphs import ReplayGraphs
 from kestrel.testing.toy_expected import Expected, TooCloseError
 from kestrel.testing.toys import EOS, ToyHybrid, toy_media
 from kestrel.types import Layout, Span
@@ -106,9 +107,19 @@ def scenarios(draw):
 @settings(max_examples=120)
 @given(scenarios())
 def test_every_work_gets_what_it_would_get_alone(scenario):
-    kind, sizes, works = scenario
+    play(*scenario)
+
+
+@settings(max_examples=12, deadline=None)
+@given(scenarios())
+def test_every_work_gets_the_same_from_captured_programs(scenario):
+    play(*scenario, graphs=ReplayGraphs())
+
+
+def play(kind, sizes, works, graphs=None):
+    """One scenario from its first arrival to rest, each work held against the oracle."""
     driver, expected = toy(kind)
-    bench = Bench(driver, **sizes)
+    bench = Bench(driver, **sizes, graphs=graphs)
     running: dict[int, Ask] = {}
     refused = 0
     for now in range(14 + 8):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from kestrel.runner.prefill_programs import prefill_buckets
+
 __all__ = ["launch_sizes", "row_buckets"]
 
 _FEW = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96)  # from 16 on multiples of 8: what matrix units like
 _STEP = 32  # of more rows, or an eighth of them: a launch computes at most a third more rows than it needs
-_LEAST_TOKENS = 128
 
 
 def row_buckets(max_rows: int) -> tuple[int, ...]:
@@ -19,6 +20,8 @@ def row_buckets(max_rows: int) -> tuple[int, ...]:
 
 def launch_sizes(max_rows: int, max_tokens: int) -> dict[str, tuple[int, ...]]:
     """Numbers of rows (tokens) that launches will have, by program: what to compile kernels for."""
-    tokens = (_LEAST_TOKENS << shift for shift in range(max_tokens.bit_length()))
-    prefill = (*(count for count in tokens if count < max_tokens), max_tokens)
-    return {"decode": row_buckets(max_rows), "prefill": prefill}
+    prefill = prefill_buckets(max_tokens)
+    return {
+        "decode": row_buckets(max_rows),
+        "prefill": prefill if max_tokens in prefill else (*prefill, max_tokens),
+    }
