@@ -28,6 +28,8 @@ WIDEST = 256
 LIBRARY: frozenset[tuple[int, int]] = frozenset()
 """(architecture, head dim) where cuDNN was measured to be faster than the kernel here."""
 
+BACKENDS = (SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION)
+
 Tile = tuple[int, int, int, int]  # queries, keys, warps, stages
 
 _TILES: dict[str, dict[tuple[int, int], Tile]] = {  # by the padded parts of the head dim
@@ -184,11 +186,15 @@ def vision_attention(
 
 
 def library_attention(
-    q_NSHD: torch.Tensor, k_NSHD: torch.Tensor, v_NSHD: torch.Tensor, scale: float
+    q_NSHD: torch.Tensor,
+    k_NSHD: torch.Tensor,
+    v_NSHD: torch.Tensor,
+    scale: float,
+    backends: Sequence[SDPBackend] = BACKENDS,
 ) -> torch.Tensor:
-    """The same by cuDNN, or by the flash kernel of torch where cuDNN declines."""
+    """The same by the first of torch's ``backends`` that takes it."""
     q, k, v = (x.transpose(1, 2) for x in (q_NSHD, k_NSHD, v_NSHD))
-    with sdpa_kernel([SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION], set_priority=True):
+    with sdpa_kernel(list(backends), set_priority=True):
         return F.scaled_dot_product_attention(q, k, v, scale=scale).transpose(1, 2)
 
 
