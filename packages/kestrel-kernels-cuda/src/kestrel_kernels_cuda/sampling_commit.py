@@ -34,7 +34,7 @@ def commit_kernel(
     row = tl.load(rows + n)
     chosen = tl.load(ids + n)
     before, after = tl.load(first + n), tl.load(best + n)
-    is_fault = (before - before) != 0.0
+    is_fault = (before != before) | (tl.abs(before) == float("inf"))
     tl.store(status + n, tl.where(is_fault, 1, tl.where(after == float("-inf"), 2, 0)).to(tl.uint8))
     is_stop = chosen < 0
     if STOPS:
