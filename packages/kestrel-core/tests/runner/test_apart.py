@@ -5,9 +5,10 @@ import random
 import pytest
 
 from kestrel.device import staging
-from kestrel.runner import mirror, results
+from kestrel.runner import decoder, mirror, prefill_programs, results
 from kestrel.spi.decoding import Decoding
 from kestrel.testing.bench import Bench
+from kestrel.testing.graphs import ReplayGraphs
 from kestrel.testing.toy_expected import Expected
 from kestrel.testing.toys import COORD, ToyHybrid, toy_media
 from kestrel.types import Layout, Span
@@ -16,8 +17,9 @@ from kestrel.types import Layout, Span
 @pytest.fixture(autouse=True)
 def apart(monkeypatch):
     """The CPU as a device that does not share the host's memory."""
-    for module in (staging, mirror, results):
+    for module in (staging, mirror, results, decoder):
         monkeypatch.setattr(module, "shares_host", lambda device: False)
+    monkeypatch.setattr(prefill_programs, "SIZES", (8, 16))
 
 
 def layout(rng):
@@ -39,10 +41,18 @@ def layout(rng):
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("depth", [1, 2])
-def test_random_traffic_gives_what_the_oracle_gives(seed, depth):
+@pytest.mark.parametrize("is_captured", [False, True])
+def test_random_traffic_gives_what_the_oracle_gives(seed, depth, is_captured):
     rng = random.Random(seed)
     driver = ToyHybrid(3, cross=True)
-    bench = Bench(driver, depth=depth, pages=rng.choice([14, 64]), head_start=1, deterministic=seed == 2)
+    bench = Bench(
+        driver,
+        depth=depth,
+        pages=rng.choice([14, 64]),
+        head_start=1,
+        deterministic=seed == 2,
+        graphs=ReplayGraphs() if is_captured else None,
+    )
     layouts = [layout(rng) for _ in range(9)]
     works = {}
     for one in layouts * 2:

@@ -150,7 +150,7 @@ class _Slot:
         for block in self._blocks:
             block.send()
         if self._event is not None:
-            self._event.record()
+            self._event.record(torch.cuda.current_stream(self._device))
         self._is_sent = True
 
     def _reserve(self, num_bytes: int) -> tuple[_Block, int]:
@@ -177,7 +177,8 @@ class _Block:
     def __init__(self, device: torch.device, size: int) -> None:
         self.size = -(-size // ALIGNMENT) * ALIGNMENT
         self.used = 0
-        self.pinned = torch.empty(self.size, dtype=torch.uint8, pin_memory=device.type == "cuda")
+        self._is_pinned = device.type == "cuda"
+        self.pinned = torch.empty(self.size, dtype=torch.uint8, pin_memory=self._is_pinned)
         self.bytes: NDArray[np.uint8] = self.pinned.numpy()
         self._twin = torch.empty(self.size, dtype=torch.uint8, device=device)
         self._typed: dict[torch.dtype, torch.Tensor] = {}
@@ -202,4 +203,4 @@ class _Block:
     def send(self) -> None:
         """Copy what is used."""
         if self.used:
-            self._twin[: self.used].copy_(self.pinned[: self.used], non_blocking=True)
+            self._twin[: self.used].copy_(self.pinned[: self.used], non_blocking=self._is_pinned)

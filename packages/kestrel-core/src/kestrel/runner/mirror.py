@@ -45,8 +45,8 @@ class PackedMirror:
         for name, (start, stop) in places.items():
             like = self.tensor[name]
             self.tensor[name] = self._twin[start:stop].view(like.dtype).view(like.shape)
-        pinned = device.type == "cuda"
-        self._ring = [torch.zeros(end, dtype=torch.uint8, pin_memory=pinned) for _ in range(RING)]
+        self._is_pinned = device.type == "cuda"
+        self._ring = [torch.zeros(end, dtype=torch.uint8, pin_memory=self._is_pinned) for _ in range(RING)]
 
     def push(self) -> None:
         """Make the device see what the host wrote."""
@@ -55,7 +55,7 @@ class PackedMirror:
         self._turn = (self._turn + 1) % RING
         staged = self._ring[self._turn]
         staged.numpy()[...] = self._bytes
-        self._twin.copy_(staged, non_blocking=True)
+        self._twin.copy_(staged, non_blocking=self._is_pinned)
 
 
 class Mirror:

@@ -168,15 +168,16 @@ class _Buffer:
 
     def __init__(self, device: torch.device, size: int) -> None:
         self.size = size
+        self._device = device
         self._pinned = torch.empty(size, dtype=torch.uint8, pin_memory=device.type == "cuda")
         self.bytes: NDArray[np.uint8] = self._pinned.numpy()
         self._event = torch.cuda.Event() if device.type == "cuda" else None  # type: ignore[no-untyped-call, unused-ignore]
 
     def fill(self, packed: torch.Tensor) -> None:
         """Copy ``packed`` here, in stream order."""
-        self._pinned[: packed.numel()].copy_(packed, non_blocking=True)
+        self._pinned[: packed.numel()].copy_(packed, non_blocking=self._event is not None)
         if self._event is not None:
-            self._event.record()
+            self._event.record(torch.cuda.current_stream(self._device))
 
     def wait(self) -> None:
         """Until it is here."""
