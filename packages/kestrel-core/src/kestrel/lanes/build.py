@@ -35,8 +35,9 @@ def build_token_lane(
 ) -> TokenLane:
     """A lane with state of ``kv_bytes`` (named ``setting`` in errors), or of ``config.kv_cache_pages`` pages.
 
-    ``ops`` serve sampling; None: the references. Without ``max_model_len`` the context is as long as the model allows
-    and the memory holds. Raises CapacityError with the bytes needed, those given and what to change.
+    ``ops`` serve sampling and copies of pages; None: the references. Without ``max_model_len`` the context is as long
+    as the model allows and the memory holds. Raises CapacityError with the bytes needed, those given and what to
+    change.
     """
     spec = driver.spec
     depth = config.steps_in_flight or (2 if has_streams(device) else 1)
@@ -67,6 +68,7 @@ def build_token_lane(
         sizes=sizes_for(max_len),
         max_ahead=max_ahead,
         prefix_cache=config.enable_prefix_cache,
+        ops=ops,
     )
     return TokenLane(
         driver,

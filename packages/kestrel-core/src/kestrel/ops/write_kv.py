@@ -64,7 +64,12 @@ def _make_copy(
 def _copy_cases() -> Sequence[Case]:
     sizes = {"smallest": ((1, 3, 1, 1, 2), 1), "odd": ((3, 5, 3, 7, 10), 4), "none": ((2, 4, 2, 16, 64), 0)}
     return [
-        Case(op="copy_page", name=name, make=partial(_make_copy, size, filled), facts={"head_dim": size[-1]})
+        Case(
+            op="copy_page",
+            name=name,
+            make=partial(_make_copy, size, filled),
+            facts={"head_dim": size[-1], "kv_heads": size[2]},
+        )
         for name, (size, filled) in {**sizes, "whole": ((2, 4, 4, 16, 256), 16)}.items()
     ]
 
@@ -78,5 +83,9 @@ WRITE_KV = Op(
     facts={"head_dim": "D", "kv_heads": "K", "page": "S", "dtype": "of the keys; the pool may differ"},
 )
 COPY_PAGE = Op(
-    name="copy_page", reference=copy_page, cases=_copy_cases, tolerances=EXACT, facts={"head_dim": "D"}
+    name="copy_page",
+    reference=copy_page,
+    cases=_copy_cases,
+    tolerances=EXACT,
+    facts={"head_dim": "D", "kv_heads": "K", "dtype": "of the pools"},
 )

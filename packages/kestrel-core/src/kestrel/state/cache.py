@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from kestrel.ops import OpTable
 from kestrel.spi.driver import TokenSpec
 from kestrel.spi.states import CrossKV, PagedKV, Recurrent, StateSpec, WindowKV
 from kestrel.state.check import check_pools
@@ -48,7 +49,8 @@ class StateCache:
     """Pools, prefix tree and leases of one loaded model. Device thread only (``interner`` on any).
 
     ``max_ahead``: the most positions of one sequence that launches run ahead of its committed ones (steps in flight
-    times the largest chunk); it bounds what window states reserve. None: they reserve all of ``capacity``.
+    times the largest chunk); it bounds what window states reserve. None: they reserve all of ``capacity``. ``ops``
+    serve copies of pages; None: the reference.
     """
 
     def __init__(
@@ -61,11 +63,12 @@ class StateCache:
         sizes: PoolSizes,
         max_ahead: int | None = None,
         prefix_cache: bool = True,
+        ops: OpTable | None = None,
     ) -> None:
         self.interner = Interner()
         self.page_size = page_size
         self._queried = self._cached = 0
-        self._pools = _build(spec, page_size, sizes, max_ahead, prefix_cache, device, dtype)
+        self._pools = _build(spec, page_size, sizes, max_ahead, prefix_cache, device, dtype, ops)
 
     def open(self, keys: KeyRun, *, limit: int | None = None, reserve: int = 0) -> Lease | None:
         """A lease on the longest cached prefix of ``keys`` (at most ``limit``, at most len − 1) and on ``reserve``
@@ -139,6 +142,7 @@ def _build(
     prefix_cache: bool,
     device: torch.device,
     dtype: torch.dtype,
+    ops: OpTable | None,
 ) -> Pools:
     if not prefix_cache:
         sizes = replace(sizes, checkpoint_slots=0)
@@ -166,20 +170,26 @@ def _build(
         windows=tuple(groups.values()),
         slots=slots,
         cross=CrossEntries(sizes.cross_entries) if CrossKV in kinds else None,
-        tensors={state.name: _allocate(state, page_size, sizes, device, dtype) for state in spec.states},
+        tensors={state.name: _allocate(state, page_size, sizes, device, dtype, ops) for state in spec.states},
         window_of={state.name: list(groups).index(state.window) for state in windowed},
     )
 
 
 def _allocate(
-    state: StateSpec, page_size: int, sizes: PoolSizes, device: torch.device, dtype: torch.dtype
+    state: StateSpec,
+    page_size: int,
+    sizes: PoolSizes,
+    device: torch.device,
+    dtype: torch.dtype,
+    ops: OpTable | None,
 ) -> PagedTensors | RecurrentTensors | CrossTensors:
     match state:
         case PagedKV():
-            return PagedTensors.allocate(state, sizes.pages, page_size, dtype=dtype, device=device)
+            pages = sizes.pages
+            return PagedTensors.allocate(state, pages, page_size, dtype=dtype, device=device, ops=ops)
         case WindowKV(window=window):
             pages = sizes.window_pages[window]
-            return PagedTensors.allocate(state, pages, page_size, dtype=dtype, device=device)
+            return PagedTensors.allocate(state, pages, page_size, dtype=dtype, device=device, ops=ops)
         case Recurrent():
             places = sizes.live_slots + sizes.checkpoint_slots
             return RecurrentTensors.allocate(state, places, dtype=dtype, device=device)

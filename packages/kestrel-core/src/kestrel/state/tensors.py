@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
+from kestrel.ops import OpTable, copy_page, dtype_name
+from kestrel.spi.backend import OpCall, OpQuery
 from kestrel.spi.states import CrossKV, PagedKV, Recurrent, WindowKV
 
 __all__ = ["CrossTensors", "PagedTensors", "RecurrentTensors", "torch_dtype"]
@@ -36,26 +38,38 @@ def torch_dtype(name: str, default: torch.dtype) -> torch.dtype:
 @dataclass(frozen=True, slots=True)
 class PagedTensors:
     """``k_LPKSD``, ``v_LPKSD``: [layers, pages, kv_heads, page_size, head_dim]; page 0 is scratch. Starts as zeros,
-    so that masked positions hold finite numbers. ``window``: None for full attention."""
+    so that masked positions hold finite numbers. ``window``: None for full attention. ``copy``: who serves the op
+    copy_page."""
 
     k_LPKSD: torch.Tensor
     v_LPKSD: torch.Tensor
     window: int | None = None
+    copy: OpCall = copy_page
 
     @classmethod
     def allocate(
-        cls, spec: PagedKV | WindowKV, pages: int, page_size: int, *, dtype: torch.dtype, device: torch.device
+        cls,
+        spec: PagedKV | WindowKV,
+        pages: int,
+        page_size: int,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        ops: OpTable | None = None,
     ) -> PagedTensors:
-        """Zeroed tensors of ``pages`` usable pages and the scratch page."""
+        """Zeroed tensors of ``pages`` usable pages and the scratch page. ``ops`` serve copies; None: the reference."""
         shape = (spec.layers, pages + 1, spec.kv_heads, page_size, spec.head_dim)
         kind = torch_dtype(spec.dtype, dtype)
         k, v = (torch.zeros(shape, dtype=kind, device=device) for _ in "kv")
-        return cls(k, v, spec.window if isinstance(spec, WindowKV) else None)
+        query = OpQuery.of(
+            "copy_page", head_dim=spec.head_dim, kv_heads=spec.kv_heads, dtype=dtype_name(kind)
+        )
+        copy = copy_page if ops is None else ops.resolve(query)
+        return cls(k, v, spec.window if isinstance(spec, WindowKV) else None, copy)
 
     def copy_page(self, src: int, dst: int, filled: int) -> None:
         """Copy the first ``filled`` positions of page ``src`` to page ``dst``, in stream order."""
-        for x_LPKSD in (self.k_LPKSD, self.v_LPKSD):
-            x_LPKSD[:, dst, :, :filled].copy_(x_LPKSD[:, src, :, :filled])
+        self.copy(self.k_LPKSD, self.v_LPKSD, src, dst, filled)
 
 
 @dataclass(frozen=True, slots=True)
