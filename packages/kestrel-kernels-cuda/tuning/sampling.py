@@ -1,8 +1,8 @@
 """How long sampling takes: every stage as a captured program, by rows, beside the reference and the time to read.
 
 ``python sampling.py [--vocab 248320] [--rows 1,16,64,256] [--out DIRECTORY]`` prints one JSON line per program: ``us``
-is the median of one replay, ``floor_us`` what reading the logits once takes at 4.25 TB/s, ``differ`` counts rows of which
-kernels and reference chose different ids.
+is the median of one replay, ``floor_us`` what reading the logits once takes at 4.25 TB/s, ``differ`` counts rows for
+which kernels and reference chose different ids.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kestrel.config import Settings
+from kestrel.device import Staging
 from kestrel.ops.philox import Gumbel
 from kestrel.sampling import Sampler, SamplingParams
 from kestrel.spi import Automaton, Decoding, Host, LogitRule, Static, TokenSet, TokenSpec
@@ -154,10 +155,17 @@ def rows(draw):
 
 
 @settings(max_examples=50)
-@given(st.lists(rows(), min_size=1, max_size=4), st.integers(0, 2**31), st.integers(0, 4), st.booleans())
-def test_every_row_of_a_batch_is_sampled_as_by_the_naive_version(batch, noise_seed, preempt_at, on_host):
+@given(
+    st.lists(rows(), min_size=1, max_size=4),
+    st.integers(0, 2**31),
+    st.integers(0, 4),
+    st.sampled_from(["host", "branch free", "apart"]),
+)
+def test_every_row_of_a_batch_is_sampled_as_by_the_naive_version(batch, noise_seed, preempt_at, place):
     generator = torch.Generator().manual_seed(noise_seed)
-    sampler = Sampler(SPEC, max_rows=6, device=torch.device("cpu"), branch_free=not on_host)
+    staging = Staging(torch.device("cpu"))
+    staging.is_shared = place != "apart"  # as on an accelerator, which sees what was sent
+    sampler = Sampler(SPEC, 6, torch.device("cpu"), staging=staging, branch_free=place != "host")
     places = torch.randperm(6, generator=generator)[: len(batch)].tolist()
     naive = [NaiveRow(*row) for row in batch]
     params = [SamplingParams.resolve(row[0], row[1], SPEC) for row in batch]
