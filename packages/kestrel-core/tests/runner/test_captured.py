@@ -162,6 +162,28 @@ def test_bins_go_from_program_to_program(depth):
     assert any(token.aux for token in got[0].tokens)
 
 
+def test_a_request_for_bins_that_the_model_does_not_have_is_like_any_other():
+    bench = Bench(ToyHybrid(3), graphs=ReplayGraphs())
+    outcome = bench.generate([4, 5, 6], decoding=Decoding(needs_aux=True))
+    assert outcome.ids == Expected(bench.driver).ids(Layout(tokens=(4, 5, 6)), 8)
+
+
+def test_rows_without_bins_never_see_those_of_rows_before_them():
+    driver = ToyHybrid(7, aux=True, window=None)
+    bench = Bench(driver, max_rows=1, prefix_cache=False, graphs=ReplayGraphs())
+    want = Bench(ToyHybrid(7, aux=True, window=None), max_rows=1, prefix_cache=False)
+    for one in (bench, want):
+        with_bins = one.generate(
+            [4, 5, 6],
+            decoding=Decoding(needs_aux=True),
+            max_tokens=12,
+            settings={"logit_bias": {COORD: 100.0}},
+        )
+        assert with_bins.tokens[-1].aux
+        one.plain = one.generate([4, 5, 6], max_tokens=12).ids
+    assert bench.plain == want.plain
+
+
 class Alternating(HostMask):
     """Allows even and odd ids in turn."""
 

@@ -1,4 +1,4 @@
-"""Decode programs captured per number of rows: F once, S once per kind of sampling.
+"""Decode programs captured per number of rows: F once (and once for rows with bins), S once per kind of sampling.
 
 All of a model's programs share a pool of memory and one stream. F leaves hidden states where every S of its size finds
 them; an S leaves its results until the next program runs, so they are sent to the host at once.
@@ -31,10 +31,11 @@ MAX_CHOICES = 256  # programs of rare kinds of sampling; what comes after runs o
 
 @dataclass(slots=True, kw_only=True)
 class _Size:
-    """The programs of one number of rows. ``met``: kinds of sampling that ran op by op once."""
+    """The programs of one number of rows. ``forwards``: F by whether a row may have bins. ``met``: kinds of sampling
+    that ran op by op once."""
 
     stage: DecodeStage
-    forward: Program[torch.Tensor]
+    forwards: dict[bool, Program[torch.Tensor]] = field(default_factory=dict)
     choices: dict[int, Program[Chosen]] = field(default_factory=dict)
     met: set[int] = field(default_factory=set)
 
@@ -44,6 +45,7 @@ class DecodePrograms:
 
     def __init__(self, graphs: Graphs, programs: Programs, sampler: Sampler, *, has_aux: bool) -> None:
         self._graphs, self._programs, self._sampler = graphs, programs, sampler
+        self._has_aux = has_aux
         self._common = sorted({sampler.program_of(needs) for needs in _common_needs(has_aux)})
         self._sizes: dict[int, _Size] = {}
         self._generation = 0
@@ -63,18 +65,21 @@ class DecodePrograms:
             self._sampler.prepare(needs)
         self._generation = self._sampler.generation
         for size in sorted(sizes, reverse=True):
-            stage = make_stage(size)
-            stage.blank()
-            stage.push()
-            entry = _Size(stage=stage, forward=self._captured(partial(self._forward, stage)))
-            for view in stage.batch.states.values():
-                view.memo.clear()  # what ops kept there lies in the pool, and only this program needs it
-            h_NC = entry.forward.replay()
+            entry = _Size(stage=make_stage(size))
+            entry.stage.blank()
+            entry.stage.push()
             for needs in self._common:
-                run = self._choice(h_NC, needs, stage.rows)
-                entry.choices[needs] = self._captured(run)
+                h_NC = self._hidden(entry, self._shows_aux(needs))
+                entry.choices[needs] = self._captured(self._choice(h_NC, needs, entry.stage.rows))
                 entry.choices[needs].replay()
             self._sizes[size] = entry
+
+    def _hidden(self, entry: _Size, has_aux: bool) -> torch.Tensor:
+        """What F of ``entry`` leaves, captured now if it was not."""
+        if has_aux not in entry.forwards:
+            entry.forwards[has_aux] = self._captured(partial(self._forward, entry.stage, has_aux))
+            entry.stage.forget()
+        return entry.forwards[has_aux].replay()
 
     def stage(self, count: int) -> DecodeStage:
         """The stage of the smallest program for ``count`` rows."""
@@ -87,7 +92,8 @@ class DecodePrograms:
             self._forget_choices()
         if stage.needs is None:
             stage.needs = self._sampler.program_of(self._sampler.needs_of(stage.rows_host))
-        h_NC, needs = entry.forward.replay(), stage.needs
+        needs = stage.needs
+        h_NC = entry.forwards[self._shows_aux(needs)].replay()
         program = entry.choices.get(needs)
         if program is None:
             program = self._rare(entry, h_NC, needs)
@@ -118,9 +124,11 @@ class DecodePrograms:
             self._graphs.rehearse(run)
         return self._graphs.capture(run)
 
-    def _forward(self, stage: DecodeStage) -> torch.Tensor:
-        stage.take_in()
-        return self._programs.forward(stage.batch)
+    def _shows_aux(self, needs: int) -> bool:
+        return self._has_aux and bool(needs & Needs.AUX)
+
+    def _forward(self, stage: DecodeStage, has_aux: bool) -> torch.Tensor:
+        return self._programs.forward(stage.take_in(has_aux))
 
     def _choice(self, h_NC: torch.Tensor, needs: int, rows_N: torch.Tensor) -> Callable[[], Chosen]:
         def choose() -> Chosen:

@@ -39,8 +39,8 @@ class DecodeStage:
     ``block`` rows: P positions, one slot per page-table group, the state slot. Positions and slots of a launch are
     written by the host: it knows where each row stands without knowing what was sampled.
 
-    ``captured``: for a program that is captured once. Its batch says the same for the stage's whole life: no host
-    copies, a context of ``max_len``, bins wherever the model has any. Only what is in the tensors changes.
+    ``captured``: for programs that are captured once. Its batch says the same for the stage's whole life: no host
+    copies, a context of ``max_len``. Only what is in the tensors changes.
     """
 
     def __init__(
@@ -87,7 +87,8 @@ class DecodeStage:
         self._tables: list[torch.Tensor] = []
         self._tables_version = -1
         self._batch: Batch | None = None
-        self._has_aux = captured and self._aux.shape[1] > 0
+        self._no_aux = torch.zeros_like(self._aux)
+        self._has_aux = False
         self._ceiling = 0
         self._longest = max_len if captured else 0
         self.needs: int | None = None
@@ -140,12 +141,10 @@ class DecodeStage:
         if self.is_captured:
             return
         self._longest = longest
-        if has_aux == self._has_aux:
-            return
-        self._has_aux = has_aux
-        self._aux.zero_()
-        if self._batch is not None:
-            self._batch = replace(self._batch, has_aux=has_aux)
+        if has_aux != self._has_aux:
+            self._has_aux = has_aux
+            if self._batch is not None:
+                self._batch = self._with_aux(self._batch, has_aux)
 
     def enter_pages(self, columns: Sequence[int]) -> None:
         """Point ``columns``, which stand at the first position of a page, at its first slot."""
@@ -166,14 +165,7 @@ class DecodeStage:
     def ready(self) -> Batch:
         """The batch of the next launch, its input ids and life taken from what sampling left on the device."""
         self.push()
-        self.take_in()
-        return self.batch
-
-    @property
-    def batch(self) -> Batch:
-        """What a launch reads, once ``push`` brought it over."""
-        assert self._batch is not None, "nothing was pushed yet"
-        return self._batch
+        return self.take_in(self._has_aux)
 
     def push(self) -> None:
         """Bring what the host wrote to the device."""
@@ -185,15 +177,27 @@ class DecodeStage:
         if self._tables_version != self._rows.version:
             self._gather()
 
-    def take_in(self) -> None:
-        """What sampling left of the rows: ids, bins, life. On the device alone, so that a program begins with it."""
+    def take_in(self, has_aux: bool) -> Batch:
+        """The batch, once what sampling left of the rows was gathered: ids, bins if ``has_aux``, life. Device
+        operations alone, so that a captured program begins with it."""
+        assert self._batch is not None, "nothing was pushed yet"
         rows = self._rows
         torch.index_select(rows.last_ids, 0, self.rows, out=self._ids)
-        if self._has_aux:
+        if has_aux:
             torch.index_select(rows.last_aux, 0, self.rows, out=self._aux)
         if self._live is not None:
             torch.index_select(rows.live, 0, self.rows, out=self._live)
             torch.mul(self._block_D, self._live, out=self._shown)
+        return self._batch if has_aux == self._has_aux else self._with_aux(self._batch, has_aux)
+
+    def forget(self) -> None:
+        """Drop what ops kept with the batch's views: after a capture, it lies in memory that only the program needs."""
+        assert self._batch is not None, "nothing was pushed yet"
+        for view in self._batch.states.values():
+            view.memo.clear()
+
+    def _with_aux(self, batch: Batch, has_aux: bool) -> Batch:
+        return replace(batch, has_aux=has_aux, aux_TW=self._aux if has_aux else self._no_aux)
 
     def advance(self) -> None:
         """After a launch: every row stands one position further. Slots that leave their page need ``enter_pages``."""
@@ -238,7 +242,7 @@ class DecodeStage:
         )
         return Batch(
             ids_T=self._ids,
-            aux_TW=self._aux,
+            aux_TW=self._aux if self._has_aux else self._no_aux,
             media_rows_T=self._no_media,
             positions_PT=self._shown[: self._num_positions],
             cu_seqlens=self._cu,
