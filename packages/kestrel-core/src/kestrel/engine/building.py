@@ -23,7 +23,8 @@ from kestrel.loading import SafetensorsReader, load_tokenizer
 from kestrel.loading.headers import BITS
 from kestrel.media import load_decoders
 from kestrel.ops import OpTable, resolve_ops
-from kestrel.spi import BuildContext, Built, StepDriver, TensorInfo
+from kestrel.sampling import resolve_sampling
+from kestrel.spi import BuildContext, Built, StepDriver, TensorInfo, TokenDriver
 
 if TYPE_CHECKING:
     from kestrel.spi import WeightReader
@@ -53,6 +54,8 @@ def load_model(
         built = _build(blueprint, device, demand, ops, progress)
         for query in built.main.spec.op_needs:
             ops.resolve(query)
+        if isinstance(built.main, TokenDriver):
+            resolve_sampling(ops, built.main.spec.vocab_size, demand.dtype)
         compile_kernels(ops, config)
         demand = _settled(demand, built, blueprint, device, ops, thread)
         lane = _make_lane(built, blueprint, device, demand, ops, shared.router)

@@ -6,13 +6,14 @@ from typing import NamedTuple
 
 import torch
 
+from kestrel.config import MAX_TOP_LOGPROBS
 from kestrel.ops import OpTable, dtype_name, resolve_ops
 from kestrel.ops.sample_commit import sample_commit
 from kestrel.ops.sample_tables import SampleTables
 from kestrel.sampling.params import Needs
 from kestrel.spi.backend import OpCall, OpQuery
 
-__all__ = ["SampleOps"]
+__all__ = ["SampleOps", "resolve_sampling"]
 
 
 class _Ops(NamedTuple):
@@ -21,6 +22,13 @@ class _Ops(NamedTuple):
     draw: OpCall
     commit: OpCall
     logprobs: OpCall
+
+
+def resolve_sampling(table: OpTable, vocab_size: int, logits_dtype: torch.dtype) -> None:
+    """Resolve in ``table`` what sampling logits of that dtype will call, so that it can be compiled ahead."""
+    ops = SampleOps(table, vocab_size=vocab_size, top_count=min(MAX_TOP_LOGPROBS, vocab_size))
+    for dtype in (logits_dtype, torch.float32):  # processed logits are float32
+        ops.of(dtype)
 
 
 class SampleOps:
