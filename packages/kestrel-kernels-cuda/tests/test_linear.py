@@ -12,9 +12,10 @@ pytest.importorskip("triton", reason="Triton is not installed here")
 from kestrel.ops.linear import ROW_BUCKETS, linear
 from kestrel.ops.norm_linear import norm_linear
 from kestrel.spi import No, OpQuery, Yes
-from kestrel_kernels_cuda.linear import IMPLS, Norm, Operands, launch, supports_norm
+from kestrel_kernels_cuda.linear import IMPLS, supports_norm
 from kestrel_kernels_cuda.linear_blas import product
 from kestrel_kernels_cuda.linear_config import Config, Product, _table, choose, default
+from kestrel_kernels_cuda.linear_launch import Norm, Operands, launch
 from kestrel_kernels_cuda.linear_scratch import counters
 
 GEMM = Config(kernel="gemm", bm=16, bn=16, bk=32, stages=2)
@@ -104,7 +105,7 @@ def test_leading_axes_are_kept(place: torch.device) -> None:
 
 def test_counters_are_back_at_zero_after_a_split_product(place: torch.device) -> None:
     started, _ = launch(CONFIGS["split"], _operands(place, 13, None, None), overlaps=False)
-    counted = started.args[8]
+    counted = started.args[9]
     started.run()
     assert not counted.any()
     assert not counters(place, 4).any()

@@ -22,9 +22,9 @@ import torch
 from kestrel.ops import row_bucket
 from kestrel.ops.linear import linear as reference
 from kestrel.ops.norm_linear import norm_linear as norm_reference
-from kestrel_kernels_cuda.linear import Norm, Operands, launch
 from kestrel_kernels_cuda.linear_blas import product
 from kestrel_kernels_cuda.linear_config import BLAS, Config, Product, is_gated
+from kestrel_kernels_cuda.linear_launch import Norm, Operands, launch
 
 ROWS = (1, 8, 16, 32, 64, 128, 256)
 CACHE = 240e6  # bytes of weights to go through before one comes again

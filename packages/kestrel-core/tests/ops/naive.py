@@ -74,6 +74,14 @@ def norm_linear(
     return linear(x, weight, bias, epilogue, residual)
 
 
+def fp8_linear(x, weight, scale, bias=None, epilogue=None, residual=None):
+    full = wide(weight).clone()
+    for i in range(scale.shape[0]):
+        for j in range(scale.shape[1]):
+            full[128 * i : 128 * (i + 1), 128 * j : 128 * (j + 1)] *= float(scale[i, j])
+    return linear(x, full.to(x.dtype), bias, epilogue, residual)
+
+
 def rope(x_THD, cos_TR, sin_TR):
     out = wide(x_THD).clone()
     half = cos_TR.shape[-1] // 2
@@ -407,8 +415,8 @@ def resize_crops(pixels, crops, starts, weights, size):
 NAIVE = {
     f.__name__: f
     for f in (
-        add_norm, causal_conv, copy_page, cross_attention, gated_delta, gated_delta_step, grouped_experts, layer_norm,
-        linear, moe_route, norm_linear, output_gate, paged_attention, qk_norm_rope_kv_write,
+        add_norm, causal_conv, copy_page, cross_attention, fp8_linear, gated_delta, gated_delta_step, grouped_experts,
+        layer_norm, linear, moe_route, norm_linear, output_gate, paged_attention, qk_norm_rope_kv_write,
         resize_crops, rms_norm, rope, rope_angles,
         sample_argmax, sample_commit, sample_draw, sample_logprobs, sample_process, vision_attention, write_kv,
     )

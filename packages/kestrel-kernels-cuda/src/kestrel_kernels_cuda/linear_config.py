@@ -15,10 +15,12 @@ from typing import Any, Literal
 
 from kestrel.ops import row_bucket
 
-__all__ = ["Config", "Product", "choose", "default", "is_gated"]
+__all__ = ["BLOCK", "Config", "Product", "choose", "default", "is_gated"]
 
 PROCESSORS = 132  # of an H200; rules of thumb fill about this many
 FEW = 16  # rows that one matrix instruction takes
+MOST_INPUTS = 32768  # of a row that a program's registers hold
+BLOCK = 128  # rows and columns of an 8-bit weight that share a scale
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,16 +49,19 @@ class Product:
     rows: int
     gated: bool = False
     wide: bool = False  # float32 operands
+    scaled: bool = False  # an 8-bit weight with a scale per block
 
     @classmethod
-    def of(cls, n: int, k: int, rows: int, epilogue: str | None, wide: bool = False) -> Product:
+    def of(
+        cls, n: int, k: int, rows: int, epilogue: str | None, *, wide: bool = False, scaled: bool = False
+    ) -> Product:
         """The product of ``rows`` rows (any number) with a weight [n, k]."""
-        return cls(n=n, k=k, rows=row_bucket(rows), gated=is_gated(epilogue), wide=wide)
+        return cls(n=n, k=k, rows=row_bucket(rows), gated=is_gated(epilogue), wide=wide, scaled=scaled)
 
     @property
     def key(self) -> str:
         """The weight as the table names it."""
-        return f"{self.n}x{self.k}{' gated' if self.gated else ''}"
+        return f"{self.n}x{self.k}{' gated' if self.gated else ''}{' fp8' if self.scaled else ''}"
 
 
 BLAS = Config(kernel="blas", fused=False)
@@ -80,38 +85,40 @@ def choose(product: Product, arch: int) -> Config:
 def default(product: Product) -> Config:
     """A configuration by rule: enough programs for every processor, enough bytes on their way to each."""
     outputs = product.n // 2 if product.gated else product.n
-    if product.rows == 1:
-        return _gemv(product.k, outputs, product.gated)
+    if product.rows == 1 and product.k <= MOST_INPUTS:
+        return _gemv(product, outputs)
     if not 1 < product.rows <= (FEW if product.wide else 64) or product.k % 16:
         return BLAS
-    if product.wide:
-        return Config(kernel="gemm", bm=FEW, bn=32, bk=32, stages=2)
     bm = max(FEW, product.rows)
-    bn, bk = (64, 128) if bm <= 32 else (64, 64) if product.gated else (128, 64)
+    if product.wide:
+        return Config(kernel="gemm", bm=bm, bn=32, bk=32, stages=2)
+    if product.scaled:
+        return _tiles(product, outputs, bm, 64, BLOCK)
     if bm == FEW and outputs < 8192:
         return Config(kernel="gemm", bm=bm, bn=16, bk=min(256, _below(product.k)), stages=4)
-    tiles = -(-outputs // bn)
-    split = min(8, max(1, PROCESSORS // tiles), -(-product.k // (4 * bk)))
-    return Config(
-        kernel="gemm",
-        bm=bm,
-        bn=bn,
-        bk=min(bk, _below(product.k)),
-        warps=8 if bm * bn >= 64 * 128 else 4,
-        stages=4,
-        split=split,
-        swap=True,
-        fused=split == 1,
+    return _tiles(
+        product, outputs, bm, *((64, 128) if bm <= 32 else (64, 64) if product.gated else (128, 64))
     )
 
 
-def _gemv(k: int, outputs: int, gated: bool) -> Config:
-    bk = min(512, 1 << max(4, (k - 1).bit_length()))
-    bn = 1 if outputs < 1200 else 2 if outputs < 6000 else 4
-    bn = max(1, bn // 2) if gated else bn
+def _tiles(product: Product, outputs: int, bm: int, bn: int, bk: int) -> Config:
+    """Tiles with the weight on the left, their inputs split when there are fewer of them than processors."""
+    split = min(8, max(1, PROCESSORS // -(-outputs // bn)), -(-product.k // (4 * bk)))
+    warps = 8 if bm * bn >= 64 * 128 else 4
+    bk = bk if product.scaled else min(bk, _below(product.k))
     return Config(
-        kernel="gemv", bn=bn, bk=bk, warps=max(1, min(4, bn * bk // 256))
-    )  # 16 bytes a thread at least
+        kernel="gemm", bm=bm, bn=bn, bk=bk, warps=warps, stages=4, split=split, swap=True, fused=split == 1
+    )
+
+
+def _gemv(product: Product, outputs: int) -> Config:
+    """A program holds its whole rows in registers, and a thread reads 16 bytes at a time."""
+    wide_load = 16 if product.scaled else 8
+    bk = min(64 * wide_load, 1 << max(4, (product.k - 1).bit_length()))
+    bn = (1 if outputs < 1200 else 2 if outputs < 6000 else 4) * (2 if product.scaled else 1)
+    while bn > 1 and bn * product.k * (1 + product.gated) > 20480:
+        bn //= 2
+    return Config(kernel="gemv", bn=bn, bk=bk, warps=max(1, min(4, bn * bk // (32 * wide_load))))
 
 
 def _below(number: int) -> int:

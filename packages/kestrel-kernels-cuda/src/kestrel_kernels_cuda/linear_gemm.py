@@ -12,16 +12,17 @@ __all__ = ["gemm_kernel"]
 
 @triton.jit(do_not_specialize=["m"])
 def gemm_kernel(
-    x_ptr, w_ptr, bias_ptr, residual_ptr, gain_ptr, shift_ptr, out_ptr, partial_ptr, counter_ptr,
+    x_ptr, w_ptr, scale_ptr, bias_ptr, residual_ptr, gain_ptr, shift_ptr, out_ptr, partial_ptr, counter_ptr,
     m, n, x_stride, residual_stride, eps,
     K: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SPLIT: tl.constexpr,
     SWAP: tl.constexpr, STAGES: tl.constexpr, EPILOGUE: tl.constexpr, BIAS: tl.constexpr, NORM: tl.constexpr,
-    PDL: tl.constexpr,
+    BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """``out`` [m, n] = epilogue(norm(``x`` [m, K]) · ``w`` [n or 2n, K] transposed), BM × BN outputs a program.
 
     ``SWAP``: the weight is the left operand, so that few rows fill a matrix unit that wants 64 on its left. ``SPLIT``
-    programs share a tile's inputs; the last to finish adds all partial sums, always in the same order.
+    programs share a tile's inputs; the last to finish adds all partial sums, always in the same order. ``BLOCK``: rows
+    and columns of an 8-bit weight that share a scale (BN and BK divide it), 0 for one without scales.
     """
     GATED: tl.constexpr = EPILOGUE == "silu_mul" or EPILOGUE == "gelu_tanh_mul"
     STEPS: tl.constexpr = triton.cdiv(triton.cdiv(K, BK), SPLIT)
@@ -74,13 +75,15 @@ def gemm_kernel(
                 squares += wide * wide
                 wide *= gain[None, :]
             x = wide.to(x_ptr.dtype.element_ty)
-        acc = _product(w, x, acc, SWAP)
+        acc = _product(w, x, acc, scale_ptr, tl.program_id(1) * BN, first + start, K, SWAP, BLOCK)
         if GATED:
             if STEPS * BK * SPLIT == K:
                 up = tl.load(up_ptrs + start, eviction_policy="evict_first")
             else:
                 up = tl.load(up_ptrs + start, mask=inside[None, :], other=0.0, eviction_policy="evict_first")
-            acc_up = _product(up, x, acc_up, SWAP)
+            acc_up = _product(
+                up, x, acc_up, scale_ptr, n + tl.program_id(1) * BN, first + start, K, SWAP, BLOCK
+            )
     if SPLIT > 1:
         tile = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
         if SWAP:
@@ -121,9 +124,22 @@ def gemm_kernel(
 
 
 @triton.jit
-def _product(w, x, acc, SWAP: tl.constexpr):
+def _product(
+    w, x, acc, scale_ptr, row, column, K: tl.constexpr, SWAP: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """``acc`` and the product of two tiles, the weight's at ``row``, ``column``. A tile has one scale, or none."""
     precision: tl.constexpr = "ieee"  # of float32 operands alone: no TF32
-    if SWAP:
+    if BLOCK > 0:
+        BLOCKS: tl.constexpr = (K + BLOCK - 1) // BLOCK
+        scale = tl.load(scale_ptr + row // BLOCK * BLOCKS + tl.minimum(column // BLOCK, BLOCKS - 1)).to(
+            tl.float32
+        )
+        w = w.to(x.dtype)
+        if SWAP:
+            return acc + scale * tl.dot(w, tl.trans(x), input_precision=precision)
+        else:
+            return acc + scale * tl.dot(x, tl.trans(w), input_precision=precision)
+    elif SWAP:
         return tl.dot(w, tl.trans(x), acc, input_precision=precision)
     else:
         return tl.dot(x, tl.trans(w), acc, input_precision=precision)

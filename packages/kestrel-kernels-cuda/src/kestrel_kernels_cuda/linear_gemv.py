@@ -12,13 +12,14 @@ __all__ = ["gemv_kernel"]
 
 @triton.jit
 def gemv_kernel(
-    x_ptr, w_ptr, bias_ptr, residual_ptr, gain_ptr, shift_ptr, out_ptr, n, eps,
+    x_ptr, w_ptr, scale_ptr, bias_ptr, residual_ptr, gain_ptr, shift_ptr, out_ptr, n, eps,
     K: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, EPILOGUE: tl.constexpr, BIAS: tl.constexpr,
-    NORM: tl.constexpr, PDL: tl.constexpr,
+    NORM: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """``out`` [n] = epilogue(``w`` [n or 2n, K] · norm(``x`` [K])): BN outputs a program, BK inputs at a time.
 
     An RMS norm costs no pass of its own: the sum of squares is taken on the way and scales the sums at the end.
+    ``BLOCK``: rows and columns of an 8-bit weight that share a scale (BN divides it), 0 for one without scales.
     """
     GATED: tl.constexpr = EPILOGUE == "silu_mul" or EPILOGUE == "gelu_tanh_mul"
     outputs = tl.program_id(0) * BN + tl.arange(0, BN)
@@ -55,9 +56,14 @@ def gemv_kernel(
             x *= gain + 1.0 if NORM == "rms_plus_one" else gain
         if NORM == "layer":
             x += tl.load(shift_ptr + at, mask=inside, other=0.0).to(tl.float32)
+        x_up = x
+        if BLOCK > 0:
+            x *= _scales(scale_ptr, tl.program_id(0) * BN, at, inside, K, BLOCK)
+            if GATED:
+                x_up *= _scales(scale_ptr, n + tl.program_id(0) * BN, at, inside, K, BLOCK)
         acc += tiles[step].to(tl.float32) * x[None, :]
         if GATED:
-            acc_up += ups[step].to(tl.float32) * x[None, :]
+            acc_up += ups[step].to(tl.float32) * x_up[None, :]
     y = tl.sum(acc, 1)
     y_up = tl.sum(acc_up, 1) if GATED else y
     if NORM == "rms" or NORM == "rms_plus_one":
@@ -77,6 +83,15 @@ def _tile(pointers, columns, start: tl.constexpr, K: tl.constexpr, BK: tl.conste
         return tl.load(
             pointers + start, mask=(start + columns < K)[None, :], other=0.0, eviction_policy="evict_first"
         )
+
+
+@triton.jit
+def _scales(scale_ptr, row, columns, inside, K: tl.constexpr, BLOCK: tl.constexpr):
+    """The scales of ``columns`` in the block of ``row``: they may as well scale the inputs."""
+    BLOCKS: tl.constexpr = (K + BLOCK - 1) // BLOCK
+    return tl.load(scale_ptr + row // BLOCK * BLOCKS + columns // BLOCK, mask=inside, other=0.0).to(
+        tl.float32
+    )
 
 
 @triton.jit

@@ -1,0 +1,46 @@
+"""Products as cases to compile for architectures that this machine does not have."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kestrel_kernels_cuda.compiling import CompileCase
+from kestrel_kernels_cuda.linear_config import BLOCK, Product, choose
+from kestrel_kernels_cuda.linear_gemm import gemm_kernel
+from kestrel_kernels_cuda.linear_gemv import gemv_kernel
+
+__all__ = ["case_of"]
+
+TENSORS = (
+    "x_ptr", "w_ptr", "scale_ptr", "bias_ptr", "residual_ptr", "gain_ptr", "shift_ptr", "out_ptr",
+)  # fmt: skip
+
+
+def case_of(
+    product: Product, epilogue: str = "none", *, norm: str = "none", archs: tuple[int, ...] = (80, 90)
+) -> CompileCase:
+    """``product`` of bfloat16 as sm_90 is configured; with the overlap of kernels when it is for sm_90 alone."""
+    config = choose(product, 90)
+    assert config.kernel != "blas", f"torch computes {product}"
+    constants: dict[str, Any] = {
+        "K": product.k, "BN": config.bn, "BK": config.bk, "EPILOGUE": epilogue, "BIAS": norm == "layer", "NORM": norm,
+        "BLOCK": BLOCK if product.scaled else 0, "PDL": archs == (90,),
+    }  # fmt: skip
+    signature = dict.fromkeys(TENSORS, "*bf16") | {"n": "i32", "eps": "fp32"}
+    if product.scaled:
+        signature |= {"w_ptr": "*fp8e4nv", "scale_ptr": "*fp32"}
+    aligned: tuple[str, ...] = ("n",)
+    if config.kernel == "gemm":
+        constants |= {"BM": config.bm, "SPLIT": config.split, "SWAP": config.swap, "STAGES": config.stages}
+        signature |= dict.fromkeys(("m", "x_stride", "residual_stride"), "i32")
+        signature |= {"partial_ptr": "*fp32", "counter_ptr": "*i32"}
+        aligned = ("n", "x_stride", "residual_stride")
+    return CompileCase(
+        name=f"linear {config.kernel} {product.key} {product.rows} {norm}",
+        kernel=gemv_kernel if config.kernel == "gemv" else gemm_kernel,
+        signature=signature,
+        constexprs=constants,
+        num_warps=config.warps,
+        aligned=aligned,
+        archs=archs,
+    )

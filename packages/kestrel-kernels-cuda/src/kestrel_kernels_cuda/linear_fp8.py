@@ -1,0 +1,107 @@
+"""fp8_linear: 8-bit weights scaled by blocks, read as they are for few rows and made 16 bits for many."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+
+import torch
+import triton
+import triton.language as tl
+
+from kestrel.ops import row_bucket
+from kestrel.spi import Impl, No, OpQuery, Yes
+from kestrel_kernels_cuda.compiling import CompileCase
+from kestrel_kernels_cuda.launch import Launch, dtype_of, refuse_dtype
+from kestrel_kernels_cuda.linear_blas import gate_launch, product
+from kestrel_kernels_cuda.linear_cases import case_of
+from kestrel_kernels_cuda.linear_config import BLOCK, Product, choose, is_gated
+from kestrel_kernels_cuda.linear_launch import Operands, arch_of, config_for, launch, overlaps_on, run
+
+__all__ = ["IMPLS", "compile_cases", "dequantised", "fp8_linear"]
+
+META = torch.device("meta")
+OLDEST = 89  # the first architecture that converts e4m3 floats by itself
+
+
+@triton.jit
+def dequantise_kernel(w_ptr, scale_ptr, out_ptr, k, BLOCK: tl.constexpr):
+    """One row of the weight [n, ``k``] a program, BLOCK columns at a time: each has one scale."""
+    row = tl.program_id(0)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    scale = tl.load(scale_ptr + row // BLOCK * tl.num_programs(1) + tl.program_id(1))
+    places = row.to(tl.int64) * k + columns
+    w = tl.load(w_ptr + places, mask=columns < k, other=0.0).to(tl.float32)
+    tl.store(out_ptr + places, (w * scale).to(out_ptr.dtype.element_ty), mask=columns < k)
+
+
+def _dequantise(weight: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> tuple[Launch, torch.Tensor]:
+    n, k = weight.shape
+    out = torch.empty((n, k), dtype=dtype, device=weight.device)
+    grid = (n, triton.cdiv(k, BLOCK))
+    return Launch(dequantise_kernel, grid, (weight, scale, out, k), {"BLOCK": BLOCK, "num_warps": 1}), out
+
+
+def dequantised(weight: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """As ``kestrel.ops.fp8_linear.dequantised``."""
+    started, out = _dequantise(weight, scale, dtype)
+    started.run()
+    return out
+
+
+def fp8_linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    scale: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    epilogue: str | None = None,
+    residual: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """As ``kestrel.ops.fp8_linear.fp8_linear``."""
+    config = config_for(x, weight, epilogue)
+    if config.kernel == "blas":
+        return product(x, dequantised(weight, scale, x.dtype), bias, epilogue, residual)
+    return run(config, x, weight, bias, epilogue, residual, scale=scale)
+
+
+def supports(query: OpQuery) -> Yes | No:
+    """Yes where 8-bit floats can be read, and no tile of a gated weight lies across two blocks."""
+    if refused := refuse_dtype(query):
+        return refused
+    if torch.cuda.is_available() and arch_of(META) < OLDEST:
+        return No(f"sm_{arch_of(META)} does not read e4m3 floats; sm_{OLDEST} and newer do")
+    if is_gated(query.get("epilogue")) and query.get("n", 0) % (2 * BLOCK):
+        return No(f"halves of {query.get('n')} rows are not whole blocks of {BLOCK}")
+    return Yes()
+
+
+def _warm(query: OpQuery, row_counts: Sequence[int]) -> Iterable[Callable[[], object]]:
+    """The kernel of the query's row bucket, when some launch falls into it."""
+    rows = next((count for count in row_counts if row_bucket(count) == query.get("rows")), None)
+    if rows is None:
+        return
+    n, k, epilogue, dtype = query.get("n"), query.get("k"), query.get("epilogue"), dtype_of(query)
+    empty = partial(torch.empty, dtype=dtype, device=META)
+    weight = torch.empty((n, k), dtype=torch.float8_e4m3fn, device=META)
+    scale = torch.empty((triton.cdiv(n, BLOCK), triton.cdiv(k, BLOCK)), dtype=torch.float32, device=META)
+    config = choose(Product.of(n, k, rows, epilogue, wide=dtype == torch.float32, scaled=True), arch_of(META))
+    if config.kernel == "blas":
+        yield _dequantise(weight, scale, dtype)[0].compile
+        if is_gated(epilogue):
+            yield gate_launch(empty(rows, n), epilogue)[0].compile
+        return
+    operands = Operands(
+        x=empty(rows, k), weight=weight, bias=None, residual=empty(rows, n) if epilogue == "residual" else None,
+        epilogue=epilogue, norm=None, scale=scale,
+    )  # fmt: skip
+    yield launch(config, operands, overlaps=overlaps_on(META))[0].compile
+
+
+IMPLS: Mapping[str, Impl] = {"fp8_linear": Impl(supports=supports, fn=fp8_linear, warm=_warm)}
+
+
+def compile_cases() -> Iterator[CompileCase]:
+    """One row, few, and a batch."""
+    yield case_of(Product(n=18432, k=2560, rows=1, gated=True, scaled=True), "silu_mul", archs=(90,))
+    yield case_of(Product(n=2560, k=9216, rows=16, scaled=True), "residual", archs=(90,))
+    yield case_of(Product(n=18432, k=2560, rows=64, gated=True, scaled=True), "silu_mul", archs=(90,))

@@ -1,0 +1,153 @@
+"""A product's tensors and its launch: one function for those that run and those that compile ahead."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+import triton
+
+from kestrel_kernels_cuda.launch import Launch
+from kestrel_kernels_cuda.linear_config import BLOCK, Config, Product, choose, is_gated
+from kestrel_kernels_cuda.linear_gemm import gemm_kernel
+from kestrel_kernels_cuda.linear_gemv import gemv_kernel
+from kestrel_kernels_cuda.linear_scratch import counters
+
+__all__ = ["Norm", "Operands", "arch_of", "config_for", "launch", "overlaps_on", "run"]
+
+OVERLAPS = True
+"""Whether a kernel may start while the one before it finishes (programmatic dependent launch, sm_90 and newer). Set it
+to False before a model is loaded to look at kernels one by one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Norm:
+    """The norm before a product: ``kind``, ``gain`` and ``shift`` as ``kestrel.ops.norm_linear`` has them."""
+
+    kind: str
+    gain: torch.Tensor
+    shift: torch.Tensor | None
+    eps: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operands:
+    """The tensors of a product, ``x`` [rows, K] and ``residual`` [rows, N] with adjacent columns. ``scale``: of the
+    blocks of an 8-bit weight, [⌈N / 128⌉, ⌈K / 128⌉]."""
+
+    x: torch.Tensor
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+    residual: torch.Tensor | None
+    epilogue: str | None
+    norm: Norm | None
+    scale: torch.Tensor | None = None
+
+    @property
+    def outputs(self) -> int:
+        """Columns of the output."""
+        n = self.weight.shape[0]
+        return n // 2 if is_gated(self.epilogue) else n
+
+
+def config_for(x: torch.Tensor, weight: torch.Tensor, epilogue: str | None) -> Config:
+    """The configuration that the rows of ``x`` [..., K] fall into."""
+    n, k = weight.shape
+    wanted = Product.of(
+        n, k, x.numel() // k, epilogue, wide=x.dtype == torch.float32, scaled=weight.itemsize == 1
+    )
+    return choose(wanted, arch_of(x.device))
+
+
+def run(
+    config: Config,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    epilogue: str | None,
+    residual: torch.Tensor | None,
+    *,
+    norm: Norm | None = None,
+    scale: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The output [..., outputs] of ``config`` (not "blas") on ``x`` [..., K]."""
+    operands = Operands(
+        x=_rows_of(x),
+        weight=weight,
+        bias=bias,
+        residual=None if residual is None else _rows_of(residual),
+        epilogue=epilogue,
+        norm=norm,
+        scale=scale,
+    )
+    started, out = launch(config, operands, overlaps=overlaps_on(x.device))
+    if x.numel():
+        started.run()
+    return out.view(*x.shape[:-1], operands.outputs)
+
+
+def _rows_of(x: torch.Tensor) -> torch.Tensor:
+    flat = x.reshape(-1, x.shape[-1])
+    return flat if flat.stride(1) == 1 or flat.shape[1] == 1 else flat.contiguous()
+
+
+def launch(config: Config, operands: Operands, *, overlaps: bool) -> tuple[Launch, torch.Tensor]:
+    """The launch of ``config`` (not "blas"), and its output [rows, outputs]. ``overlaps``: see ``OVERLAPS``."""
+    o, norm = operands, operands.norm
+    rows = o.x.shape[0]
+    out = torch.empty((rows, o.outputs), dtype=o.x.dtype, device=o.x.device)
+    gain, shift = (o.x, o.x) if norm is None else (norm.gain, o.x if norm.shift is None else norm.shift)
+    tensors = (o.x, o.weight, _or(o.scale, o.x), _or(o.bias, o.x), _or(o.residual, o.x), gain, shift, out)
+    eps = 0.0 if norm is None else norm.eps
+    meta: dict[str, Any] = {
+        "K": o.weight.shape[1], "BN": config.bn, "BK": config.bk,
+        "EPILOGUE": o.epilogue or "none", "BIAS": o.bias is not None,
+        "NORM": "none" if norm is None else norm.kind, "BLOCK": 0 if o.scale is None else BLOCK,
+        "PDL": overlaps, "num_warps": config.warps,
+    }  # fmt: skip
+    if overlaps:
+        meta["launch_pdl"] = True
+    columns = triton.cdiv(o.outputs, config.bn)
+    if config.kernel == "gemv":
+        return Launch(gemv_kernel, (columns,), (*tensors, o.outputs, eps), meta), out
+    assert norm is None or config.split == 1, "a norm needs all of a row in one program"
+    meta |= {"BM": config.bm, "SPLIT": config.split, "SWAP": config.swap, "STAGES": config.stages}
+    bands = triton.cdiv(rows, config.bm)
+    scratch = _scratch(config, o, bands * columns)
+    strides = o.x.stride(0), 0 if o.residual is None else o.residual.stride(0)
+    args = (*tensors, *scratch, rows, o.outputs, *strides, eps)
+    return Launch(gemm_kernel, (bands, columns, config.split), args, meta), out
+
+
+def _scratch(config: Config, o: Operands, tiles: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Room for partial sums, and counters; stand-ins when nothing is split."""
+    if config.split == 1:
+        return o.x, o.x
+    halves = 2 if is_gated(o.epilogue) else 1
+    size = tiles * config.split * halves * config.bm * config.bn
+    return torch.empty(size, dtype=torch.float32, device=o.x.device), counters(o.x.device, tiles)
+
+
+def _or(tensor: torch.Tensor | None, other: torch.Tensor) -> torch.Tensor:
+    """A kernel takes a pointer even where it reads nothing."""
+    return other if tensor is None else tensor
+
+
+def overlaps_on(device: torch.device) -> bool:
+    """Whether kernels on ``device`` start before the one before has finished."""
+    return OVERLAPS and arch_of(device) >= 90
+
+
+def arch_of(device: torch.device) -> int:
+    """90 for sm_90; the oldest served where there is no GPU (interpreted kernels, compiling ahead)."""
+    if device.type == "cpu" or not torch.cuda.is_available():
+        return 80
+    return _capability(None if device.type == "meta" else device.index)
+
+
+@lru_cache(maxsize=16)
+def _capability(index: int | None) -> int:
+    major, minor = torch.cuda.get_device_capability(index)
+    return major * 10 + minor
