@@ -28,11 +28,13 @@ MODULES: tuple[str, ...] = (
     "gates",
     "kv_write",
     "linear",
+    "linear_fp8",
     "norms",
     "pages",
     "resize",
     "rope",
     "routing",
+    "sampling",
 )
 """Modules of this package with ``IMPLS`` (op name to ``Impl``) and ``compile_cases()`` (see ``compiling``)."""
 
