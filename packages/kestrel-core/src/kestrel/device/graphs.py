@@ -9,7 +9,8 @@ from __future__ import annotations
 import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from functools import cached_property
+from typing import Any, Generic, TypeVar
 
 import torch
 
@@ -57,13 +58,22 @@ class _CudaProgram(Program[T]):
 
 
 class _CudaGraphs(Graphs):
+    """``_stream``: where programs are captured and rehearsed, so that what libraries keep per stream is there already.
+    ``_pool``: where programs have their memory."""
+
     def __init__(self, device: torch.device) -> None:
-        with torch.cuda.device(device):
-            self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call, unused-ignore]
-            self._pool = torch.cuda.graph_pool_handle()
+        self._device = device
+
+    @cached_property
+    def _stream(self) -> torch.cuda.Stream:
+        return torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call, unused-ignore]
+
+    @cached_property
+    def _pool(self) -> Any:
+        return torch.cuda.graph_pool_handle()
 
     def rehearse(self, run: Callable[[], T]) -> T:
-        outside = torch.cuda.current_stream(self._stream.device)
+        outside = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(outside)
         with torch.cuda.stream(self._stream):
             result = run()
@@ -73,25 +83,26 @@ class _CudaGraphs(Graphs):
     def capture(self, run: Callable[[], T]) -> Program[T]:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.stream(self._stream):
-            # Only this thread is held to what capturing allows: others decode pictures and load models meanwhile.
-            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
+                # Only this thread is held to what capturing allows: others decode pictures and load models meanwhile.
+                graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
                 result = run()
+                graph.capture_end()
             except BaseException:
-                _end_failed(graph)
+                self._end_failed(graph)
                 raise
-            graph.capture_end()
         return _CudaProgram(graph, result)
 
     def tidy(self) -> None:
-        torch.cuda.synchronize(self._stream.device)  # sync: before the first request
+        torch.cuda.synchronize(self._device)  # sync: before the first request
         torch.cuda.empty_cache()
 
-
-def _end_failed(graph: torch.cuda.CUDAGraph) -> None:
-    """Leave the capture that an error broke; what ending it raises says less than that error."""
-    with contextlib.suppress(RuntimeError):
-        graph.capture_end()
+    def _end_failed(self, graph: torch.cuda.CUDAGraph) -> None:
+        """Leave the capture that an error broke; what ending it raises says less than that error. torch may go on
+        taking the pool for one that is being captured into, so the next capture gets a new one."""
+        with contextlib.suppress(RuntimeError):
+            graph.capture_end()
+        del self._pool
 
 
 def graphs_for(device: torch.device) -> Graphs | None:
