@@ -111,9 +111,8 @@ def _launches(
     logits_NV = rows_of(logits_NV)
     (num_rows, vocab), device, bank = logits_NV.shape, logits_NV.device, tables.bank
     processed_NV = torch.empty((num_rows, vocab), dtype=torch.float32, device=device)
-    parts_NC, first_NC = (
-        torch.empty((num_rows, chunks_of(vocab)), dtype=torch.int64, device=device) for _ in range(2)
-    )
+    parts_2NC = torch.empty((2, num_rows, chunks_of(vocab)), dtype=torch.int64, device=device)
+    parts_NC, first_NC = parts_2NC.unbind(0)
     counts_RV = rows_N if tables.counts_RV is None else tables.counts_RV  # not read then
     args = (
         logits_NV, logits_NV.stride(0), rows_N, processed_NV, parts_NC, first_NC, vocab,
@@ -127,9 +126,8 @@ def _launches(
     launches = [Launch(process_kernel, (chunks_of(vocab), num_rows), args, meta)]
     for group, unless in tables.prefers if prefers else ():
         launches += prefer_launches(processed_NV, rows_N, group, unless, parts_NC)
-    ids_N, best_N, join = joined(parts_NC, vocab)
-    _, first_N, join_first = joined(first_NC, vocab)
-    return (processed_NV, ids_N, best_N, first_N), [*launches, join, join_first]
+    ids_2N, best_2N, join = joined(parts_2NC.flatten(0, 1), vocab)
+    return (processed_NV, ids_2N[:num_rows], best_2N[:num_rows], best_2N[num_rows:]), [*launches, join]
 
 
 def sample_process(
