@@ -66,6 +66,24 @@ def test_decode_in_a_window_with_a_softcap(place: torch.device, window: int) -> 
     agrees(ViewShape(rows=LONG_AND_SHORT, page_size=16, window=window, softcap=5.0), place)
 
 
+@pytest.mark.parametrize("extents", [LONG_AND_SHORT, rows((60, 80), (3, 50))], ids=["decode", "prefill"])
+def test_what_lies_behind_a_window_is_not_read(place: torch.device, extents: tuple[RowExtent, ...]) -> None:
+    q, view = launch(ViewShape(rows=extents, page_size=16, window=40), place)
+    want = paged_reference(q, view, 0, 0.2)
+    view.k_LPKSD[:, 0] = float("nan")
+    view.v_LPKSD[:, 0] = float("nan")
+    torch.testing.assert_close(attention_paged.paged_attention(q, view, 0, 0.2), want, **CLOSE)
+
+
+@pytest.mark.parametrize("heads", [2, 4, 10])
+def test_blocks_are_joined_in_place_or_by_a_second_kernel(place: torch.device, heads: int) -> None:
+    q, view = launch(ViewShape(rows=LONG_AND_SHORT, page_size=16, heads=heads, captured=True), place)
+    for layer in (0, 1, 0):  # arrivals are counted afresh each time
+        got = attention_paged.paged_attention(q, view, layer, 0.2)
+        torch.testing.assert_close(got, paged_reference(q, view, layer, 0.2), **CLOSE)
+    assert ("arrivals" in view.memo) == (heads == 2)
+
+
 @pytest.mark.parametrize("window", [None, 90])
 def test_a_deterministic_row_has_the_same_bits_alone_and_among_others(
     place: torch.device, window: int | None

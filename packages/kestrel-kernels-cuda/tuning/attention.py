@@ -23,6 +23,7 @@ from kestrel_kernels_cuda.attention_configs import (
     Split,
     arch_of,
     decode_config,
+    joins_in_place,
     multiprocessors,
     prefill_config,
     split_of,
@@ -103,12 +104,16 @@ def decode(name: str, batch: int, length: int, kind: str = "pages") -> Shape:
         tiles = [(64, 4, 3), (128, 4, 3), (64, 4, 4), (128, 8, 2), (64, 2, 3)]
     limits = Limits(max_rows=batch, max_tokens=batch, max_query_len=1, max_context_len=length)
     used = split_of(limits, batch, kv_heads, length, base.block_n, multiprocessors(DEVICE))
+    zeros = torch.zeros((batch, kv_heads), dtype=torch.int32, device=DEVICE)
     found = []
     for config in {base, *(replace(base, block_n=n, warps=w, stages=s) for n, w, s in tiles)}:
         for split in {used, *splits(batch * kv_heads, length, config.block_n)}:
-            made = [decode_launches(q, k, 0.1, None, gate, config, split) for k in keys]
-            label = f"{config.block_n}x{config.warps}w{config.stages}s split {split.splits}"
-            found.append(of_launches(label, made, config == base and split == used))
+            in_place = joins_in_place(limits, split, heads // kv_heads, config)
+            for arrivals in (None, zeros) if split.splits > 1 else (None,):
+                made = [decode_launches(q, k, 0.1, None, gate, config, split, arrivals) for k in keys]
+                label = f"{config.block_n}x{config.warps}w{config.stages}s split {split.splits}"
+                is_used = config == base and split == used and in_place == (arrivals is not None)
+                found.append(of_launches(label + " in place" * (arrivals is not None), made, is_used))
     return Shape(
         name=f"{kind} decode {name} {batch} x {length}", moved=moved, flops=batch * length * heads * dim * 4,
         candidates=found,

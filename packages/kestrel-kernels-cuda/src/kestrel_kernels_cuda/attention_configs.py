@@ -19,6 +19,7 @@ __all__ = [
     "Split",
     "arch_of",
     "decode_config",
+    "joins_in_place",
     "multiprocessors",
     "prefill_config",
     "split_of",
@@ -82,6 +83,10 @@ _WIDE_PREFILL = {64: (32, 32, 8, 1), 128: (32, 32, 8, 1), 256: (16, 32, 8, 1), 5
 _SHORT_PREFILL = {64: (16, 64, 4, 3), 128: (16, 64, 4, 3), 256: (16, 32, 4, 3), 512: (16, 32, 8, 2)}
 SHORT = 16  # queries of the longest sequence up to which the heads of a group share a tile
 
+JOIN_IN_PLACE = (
+    2  # chunks of blocks, of all heads of a group, that the last block joins faster than a second kernel
+)
+
 BLOCKS_PER_PROCESSOR = 2  # decode blocks that fit beside each other
 LONGEST = 2048  # keys of a block, in rows that are longer than others
 ALWAYS = 512  # keys of a block in deterministic launches
@@ -128,6 +133,13 @@ def split_of(limits: Limits, rows: int, kv_heads: int, longest: int, block_n: in
     wanted = min(max(1, BLOCKS_PER_PROCESSOR * processors // groups), -(-longest // block_n))
     ceiling = max(1, IDLE_PER_PROCESSOR * processors // groups)
     return Split(wanted, LONGEST // block_n, max(wanted, min(-(-longest // LONGEST), ceiling)))
+
+
+def joins_in_place(limits: Limits, split: Split, group: int, config: DecodeConfig) -> bool:
+    """Whether the last block of a row joins them all, rather than a second kernel. Never in deterministic launches:
+    the two may sum in different orders, and ``split`` depends on the longest row."""
+    chunks = group * -(-split.splits // config.chunk)
+    return split.splits > 1 and chunks <= JOIN_IN_PLACE and not limits.is_deterministic
 
 
 @cache

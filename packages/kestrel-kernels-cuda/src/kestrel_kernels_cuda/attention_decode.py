@@ -1,7 +1,8 @@
-"""Attention of one query per sequence: the keys of a row are split over blocks, whose sums a second kernel joins.
+"""Attention of one query per sequence: the keys of a row are split over blocks, whose sums are joined.
 
 The grid is fixed by the launch's ceilings; each row divides its own keys among its blocks on the device, and blocks
-that get none leave at once. All query heads of a key/value head form one tile. Sums are joined in a fixed order.
+that get none leave at once. All query heads of a key/value head form one tile. Sums are joined in a fixed order, by the
+last block of a row to end where that is little work, else by a second kernel.
 
 Letters: B rows, H query heads, K key/value heads, G heads of a group (H / K), D head dim, S splits.
 """
@@ -12,6 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
+from kestrel.spi.batch import CrossView, PagedView
 from kestrel_kernels_cuda.attention_configs import DecodeConfig, Split
 from kestrel_kernels_cuda.attention_parts import (
     Keys,
@@ -24,7 +26,7 @@ from kestrel_kernels_cuda.attention_parts import (
 )
 from kestrel_kernels_cuda.launch import Launch
 
-__all__ = ["decode_launches", "join_kernel", "split_kernel"]
+__all__ = ["arrivals_of", "decode_launches", "join_kernel", "split_kernel"]
 
 INTEGERS = ["stride_table", "window", "wanted", "longest", "splits"]
 
@@ -40,17 +42,58 @@ def share_of(length, window, wanted, longest, splits, HAS_WINDOW: tl.constexpr, 
     return base, tl.cdiv(tiles, tl.maximum(tl.minimum(blocks, splits), 1)) * BLOCK_N
 
 
+@triton.jit
+def joined(
+    sums, tops, first_place, blocks, D: tl.constexpr, D_P: tl.constexpr, CHUNK: tl.constexpr
+):  # fmt: skip
+    """(weighted sums [1, D_P], total [1]) of ``blocks`` blocks of one head: CHUNK blocks at a time, in order."""
+    at_d, at_s = tl.arange(0, D_P), tl.arange(0, CHUNK)
+    top = tl.full([1], float("-inf"), tl.float32)
+    total = tl.zeros([1], tl.float32)
+    acc = tl.zeros([D_P], tl.float32)
+    for first in range(0, blocks, CHUNK):
+        block = first + at_s
+        place, held = first_place + block, block < blocks
+        tops_S = tl.load(tops + place * 2, mask=held, other=float("-inf"), cache_modifier=".cg")
+        totals_S = tl.load(tops + place * 2 + 1, mask=held, other=0.0, cache_modifier=".cg")
+        at_SD = place[:, None] * D + at_d[None, :]
+        mask = held[:, None] & (at_d < D)[None, :]
+        sums_SD = tl.load(sums + at_SD, mask=mask, other=0.0, cache_modifier=".cg")
+        new_top = tl.maximum(top, tl.max(tops_S, 0))
+        safe = tl.where(new_top == float("-inf"), 0.0, new_top)
+        shrink, factors = tl.exp2(top - safe), tl.exp2(tops_S - safe)
+        total = total * shrink + tl.sum(totals_S * factors, 0)
+        acc = acc * shrink + tl.sum(sums_SD * factors[:, None], 0)
+        top = new_top
+    return acc[None, :], total
+
+
+@triton.jit
+def write_head(
+    acc, total, gate, out, row, head, stride_gt, stride_gh,
+    HEADS: tl.constexpr, D: tl.constexpr, D_P: tl.constexpr,
+):  # fmt: skip
+    """The output of one head of one row."""
+    at_d = tl.arange(0, D_P)[None, :]
+    gate_row = row.to(tl.int64) * stride_gt + head * stride_gh + at_d
+    result = finish(acc, total, gate, gate_row, at_d < D, out.dtype.element_ty)
+    tl.store(out + (row.to(tl.int64) * HEADS + head) * D + at_d, result, mask=at_d < D)
+
+
 @triton.jit(do_not_specialize=INTEGERS)
 def split_kernel(
-    q, k, v, table, lens, gate, out, sums, tops,
+    q, k, v, table, lens, gate, out, sums, tops, arrivals,
     pre, post, stride_qt, stride_qh, stride_gt, stride_gh, stride_page, stride_head, stride_table,
     window, wanted, longest, splits,
     NEW: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_P: tl.constexpr,
-    D: tl.constexpr, D_P: tl.constexpr, PAGE: tl.constexpr, BLOCK_N: tl.constexpr,
+    D: tl.constexpr, D_P: tl.constexpr, PAGE: tl.constexpr, BLOCK_N: tl.constexpr, CHUNK: tl.constexpr,
     HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr,
 ):  # fmt: skip
-    """One block of keys of one row and key/value head. PAGE 0: a row's keys all lie in one page. Writes sums, maxima
-    and totals, or outputs when ``sums`` is None."""
+    """One block of keys of one row and key/value head. PAGE 0: a row's keys all lie in one page.
+
+    Writes outputs when ``sums`` is None, else sums, maxima and totals; with ``arrivals`` (zeros [B, K], left as zeros)
+    the last block of a row joins them.
+    """
     split, kv_head, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     length = tl.load(lens + row).to(tl.int32) + NEW
     base, share = share_of(length, window, wanted, longest, splits, HAS_WINDOW, BLOCK_N)
@@ -73,6 +116,8 @@ def split_kernel(
     for at in range(start, end, BLOCK_N):
         position = at + at_n
         held = position < end
+        if HAS_WINDOW:
+            held &= position >= length - window
         if PAGE == 0:
             rows = head_offset + position.to(tl.int64) * D
         else:
@@ -82,24 +127,34 @@ def split_kernel(
         mask_ND = held[:, None] if D == D_P else held[:, None] & (at_d < D)[None, :]
         k_ND = tl.load(k + at_ND, mask=mask_ND, other=0.0).to(q_GD.dtype)
         scores = capped(tl.dot(q_GD, tl.trans(k_ND), input_precision="ieee"), pre, HAS_SOFTCAP)
-        seen = held
-        if HAS_WINDOW:
-            seen &= position >= length - window
-        scores = tl.where(seen[None, :], scores, float("-inf"))
+        scores = tl.where(held[None, :], scores, float("-inf"))
         weights, shrink, top, total = softmax_step(scores, top, total, post, HAS_WINDOW)
         v_ND = tl.load(v + at_ND, mask=mask_ND, other=0.0).to(q_GD.dtype)
         acc = tl.dot(weights.to(q_GD.dtype), v_ND, acc * shrink[:, None], input_precision="ieee")
     row_head = row.to(tl.int64) * (KV_HEADS * GROUP) + heads
     mask = live[:, None] & (at_d < D)[None, :]
-    if sums is not None:
+    if sums is None:
+        gate_rows = row.to(tl.int64) * stride_gt + heads[:, None] * stride_gh + at_d[None, :]
+        result = finish(acc, total, gate, gate_rows, mask, out.dtype.element_ty)
+        tl.store(out + row_head[:, None] * D + at_d[None, :], result, mask=mask)
+    else:
         place = row_head * splits + split
         tl.store(sums + place[:, None] * D + at_d[None, :], acc, mask=mask)
         tl.store(tops + place * 2, top, mask=live)
         tl.store(tops + place * 2 + 1, total, mask=live)
-    else:
-        gate_rows = row.to(tl.int64) * stride_gt + heads[:, None] * stride_gh + at_d[None, :]
-        result = finish(acc, total, gate, gate_rows, mask, out.dtype.element_ty)
-        tl.store(out + row_head[:, None] * D + at_d[None, :], result, mask=mask)
+        if arrivals is not None:
+            blocks = tl.cdiv(length - base, share)
+            counter = arrivals + row * KV_HEADS + kv_head
+            tl.debug_barrier()  # all threads' numbers are written before one of them says so
+            if tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == blocks - 1:
+                tl.store(counter, 0)
+                for member in range(GROUP):
+                    head = kv_head * GROUP + member
+                    first_place = (row.to(tl.int64) * (KV_HEADS * GROUP) + head) * splits
+                    acc_1D, total_1 = joined(sums, tops, first_place, blocks, D, D_P, CHUNK)
+                    write_head(
+                        acc_1D, total_1, gate, out, row, head, stride_gt, stride_gh, KV_HEADS * GROUP, D, D_P
+                    )
 
 
 @triton.jit(do_not_specialize=INTEGERS)
@@ -108,33 +163,20 @@ def join_kernel(
     NEW: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr, D_P: tl.constexpr, BLOCK_N: tl.constexpr,
     CHUNK: tl.constexpr, HAS_WINDOW: tl.constexpr,
 ):  # fmt: skip
-    """The sums of a row's blocks joined, for one head: CHUNK blocks at a time, in order."""
+    """The sums of a row's blocks joined, for one head."""
     head, row = tl.program_id(0), tl.program_id(1)
     length = tl.load(lens + row).to(tl.int32) + NEW
     base, share = share_of(length, window, wanted, longest, splits, HAS_WINDOW, BLOCK_N)
     blocks = tl.cdiv(length - base, tl.maximum(share, 1))
-    row_head = row.to(tl.int64) * HEADS + head
-    at_d, at_s = tl.arange(0, D_P), tl.arange(0, CHUNK)
-    top = tl.full([1], float("-inf"), tl.float32)
-    total = tl.zeros([1], tl.float32)
-    acc = tl.zeros([D_P], tl.float32)
-    for first in range(0, blocks, CHUNK):
-        block = first + at_s
-        place = row_head * splits + block
-        tops_S = tl.load(tops + place * 2, mask=block < blocks, other=float("-inf"))
-        totals_S = tl.load(tops + place * 2 + 1, mask=block < blocks, other=0.0)
-        mask = (block < blocks)[:, None] & (at_d < D)[None, :]
-        sums_SD = tl.load(sums + place[:, None] * D + at_d[None, :], mask=mask, other=0.0)
-        new_top = tl.maximum(top, tl.max(tops_S, 0))
-        safe = tl.where(new_top == float("-inf"), 0.0, new_top)
-        shrink, factors = tl.exp2(top - safe), tl.exp2(tops_S - safe)
-        total = total * shrink + tl.sum(totals_S * factors, 0)
-        acc = acc * shrink + tl.sum(sums_SD * factors[:, None], 0)
-        top = new_top
-    gate_row = row.to(tl.int64) * stride_gt + head * stride_gh + at_d[None, :]
-    result = finish(acc[None, :], total, gate, gate_row, (at_d < D)[None, :], out.dtype.element_ty)
-    at = out + row_head * D + at_d[None, :]
-    tl.store(at, result, mask=(at_d < D)[None, :])
+    first_place = (row.to(tl.int64) * HEADS + head) * splits
+    acc, total = joined(sums, tops, first_place, blocks, D, D_P, CHUNK)
+    write_head(acc, total, gate, out, row, head, stride_gt, stride_gh, HEADS, D, D_P)
+
+
+def arrivals_of(view: PagedView | CrossView) -> torch.Tensor:
+    """Zeros for ``arrivals_BK`` of the layers of one launch, which come one after another."""
+    pool = view.k_LPKSD if isinstance(view, PagedView) else view.k_LEKSD
+    return torch.zeros((view.cu_seqlens.shape[0] - 1, pool.shape[2]), dtype=torch.int32, device=pool.device)
 
 
 def decode_launches(
@@ -145,15 +187,18 @@ def decode_launches(
     gate_BHD: torch.Tensor | None,
     config: DecodeConfig,
     split: Split,
+    arrivals_BK: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, list[Launch]]:
-    """Outputs [B, H, D] of one query per row over its keys, and what computes them."""
+    """Outputs [B, H, D] of one query per row over its keys, and what computes them. ``arrivals_BK``: int32 zeros, to
+    join the blocks of a row in the same kernel."""
     batch, heads, dim = q_BHD.shape
     num_kv = keys.k_PKSD.shape[1]
     out = torch.empty((batch, heads, dim), dtype=q_BHD.dtype, device=q_BHD.device)
-    sums = tops = None
+    sums = tops = arrivals = None
     if split.splits > 1:
         sums = out.new_empty((batch, heads, split.splits, dim), dtype=torch.float32)
         tops = out.new_empty((batch, heads, split.splits, 2), dtype=torch.float32)
+        arrivals = arrivals_BK
     assert q_BHD.stride(2) == 1, f"queries need dense heads, not strides {q_BHD.stride()}"
     gate_strides = (0, 0) if gate_BHD is None else gate_BHD.stride()[:2]
     pre, post = scale_factors(scale, softcap)
@@ -164,16 +209,16 @@ def decode_launches(
     }  # fmt: skip
     meta = {
         **shape, "KV_HEADS": num_kv, "GROUP": heads // num_kv, "GROUP_P": config.group, "PAGE": keys.page,
-        "HAS_SOFTCAP": softcap is not None, "num_warps": config.warps,
+        "CHUNK": config.chunk, "HAS_SOFTCAP": softcap is not None, "num_warps": config.warps,
         "num_stages": stages_of(config.stages, keys.page),
     }  # fmt: skip
     args = (
-        q_BHD, keys.k_PKSD, keys.v_PKSD, keys.table_BN, keys.lens_B, gate_BHD, out, sums, tops,
+        q_BHD, keys.k_PKSD, keys.v_PKSD, keys.table_BN, keys.lens_B, gate_BHD, out, sums, tops, arrivals,
         pre, post, q_BHD.stride(0), q_BHD.stride(1), *gate_strides,
         keys.k_PKSD.stride(0), keys.k_PKSD.stride(1), keys.table_BN.stride(0), *sharing,
     )  # fmt: skip
     launches = [Launch(split_kernel, (split.splits, num_kv, batch), args, meta)]
-    if sums is not None:
+    if sums is not None and arrivals is None:
         meta = {**shape, "HEADS": heads, "CHUNK": config.chunk, "num_warps": config.join_warps}
         args = (sums, tops, keys.lens_B, gate_BHD, out, *gate_strides, *sharing)
         launches.append(Launch(join_kernel, (heads, batch), args, meta))

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 
+from kestrel.ops.pages import once_per_launch
 from kestrel.spi import Impl, No, OpQuery, Yes
 from kestrel.spi.batch import Limits, PagedView
 from kestrel_kernels_cuda.attention_configs import (
@@ -16,11 +17,12 @@ from kestrel_kernels_cuda.attention_configs import (
     Split,
     arch_of,
     decode_config,
+    joins_in_place,
     multiprocessors,
     prefill_config,
     split_of,
 )
-from kestrel_kernels_cuda.attention_decode import decode_launches
+from kestrel_kernels_cuda.attention_decode import arrivals_of, decode_launches
 from kestrel_kernels_cuda.attention_parts import Keys
 from kestrel_kernels_cuda.attention_prefill import prefill_launch
 from kestrel_kernels_cuda.attention_warm import META, any_limits, cases_of, jobs_of
@@ -81,7 +83,10 @@ def _launches(
             tiles.block_n,
             multiprocessors(q_THD.device),
         )
-    return decode_launches(q_THD, keys, scale, softcap, gate_THD, tiles, split)
+    arrivals = None
+    if joins_in_place(view.limits, split, group, tiles):
+        arrivals = once_per_launch(view, layer, "arrivals", arrivals_of)
+    return decode_launches(q_THD, keys, scale, softcap, gate_THD, tiles, split, arrivals)
 
 
 def _longest(view: PagedView, block_n: int) -> int:
@@ -123,7 +128,7 @@ def _planned(query: OpQuery, arch: int, limits: Limits, split: Split | None = No
 
 def _warm_launches(query: OpQuery, arch: int) -> Iterator[Launch]:
     if query.get("mode") == "decode":
-        for splits in (2, 1):
+        for splits in (64, 2, 1):  # joined by a kernel or in place, or whole
             yield from _planned(query, arch, any_limits(2, 2, 1, 4096), Split(splits, 64, splits))
         return
     for longest in (2048, 2):

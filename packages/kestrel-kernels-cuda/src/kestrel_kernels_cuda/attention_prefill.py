@@ -41,17 +41,19 @@ def sequence_of(tile, cu_seqlens, batch, BLOCK_Q: tl.constexpr):
 
 @triton.jit
 def attend_tiles(
-    q_MD, acc, top, total, k, v, table, head_offset, stride_page, low, high, limit, first_M, end_M, pre, post,
+    q_MD, acc, top, total, k, v, table, head_offset, stride_page, low, high, lowest, first_M, end_M, pre, post,
     D: tl.constexpr, D_P: tl.constexpr, PAGE: tl.constexpr, BLOCK_N: tl.constexpr,
     IS_MASKED: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr,
 ):  # fmt: skip
-    """Keys ``low`` to ``high`` added to a tile of queries, which see [``first_M``, ``end_M``); none from ``limit`` on
-    is read. Unless IS_MASKED, all are seen by all."""
+    """Keys ``low`` to ``high`` added to a tile of queries, which see [``first_M``, ``end_M``); none before
+    ``lowest`` is read, nor from ``high`` on. Unless IS_MASKED, all are seen by all."""
     at_d, at_n = tl.arange(0, D_P), tl.arange(0, BLOCK_N)
     for at in range(low, high, BLOCK_N):
         position = at + at_n
         if IS_MASKED:
-            held = position < limit
+            held = position < high
+            if HAS_WINDOW:
+                held &= position >= lowest
         else:
             held = position >= 0
         if PAGE == 0:
@@ -123,9 +125,11 @@ def prefill_kernel(
         high = length
         clear = length // BLOCK_N * BLOCK_N
     low = 0
+    lowest = 0
     first_M = at_M - window + 1
     if HAS_WINDOW:
-        low = tl.maximum(tl.min(first_M, 0), 0) // BLOCK_N * BLOCK_N
+        lowest = tl.maximum(tl.min(first_M, 0), 0)
+        low = lowest // BLOCK_N * BLOCK_N
         clear = low
     q_MD = query_tile(q, tokens, heads, live, stride_qt, stride_qh, D, D_P)
     table += sequence.to(tl.int64) * stride_table
@@ -137,11 +141,11 @@ def prefill_kernel(
     acc = tl.zeros([BLOCK_M, D_P], tl.float32)
     if not HAS_WINDOW:
         acc, top, total = attend_tiles(
-            q_MD, acc, top, total, k, v, table, head_offset, stride_page, low, clear, length, first_M, end_M,
+            q_MD, acc, top, total, k, v, table, head_offset, stride_page, low, clear, lowest, first_M, end_M,
             pre, post, D, D_P, PAGE, BLOCK_N, False, HAS_WINDOW, HAS_SOFTCAP,
         )  # fmt: skip
     acc, top, total = attend_tiles(
-        q_MD, acc, top, total, k, v, table, head_offset, stride_page, clear, high, length, first_M, end_M,
+        q_MD, acc, top, total, k, v, table, head_offset, stride_page, clear, high, lowest, first_M, end_M,
         pre, post, D, D_P, PAGE, BLOCK_N, True, HAS_WINDOW, HAS_SOFTCAP,
     )  # fmt: skip
     at_d = tl.arange(0, D_P)

@@ -10,7 +10,7 @@ from kestrel.spi.batch import Limits
 from kestrel_kernels_cuda.compiling import CompileCase
 from kestrel_kernels_cuda.launch import Launch
 
-__all__ = ["META", "any_limits", "cases_of", "jobs_of"]
+__all__ = ["META", "any_limits", "cases_of", "distinct", "jobs_of"]
 
 META = torch.device("meta")
 
@@ -27,10 +27,15 @@ def any_limits(rows: int, tokens: int, query_len: int, context: int) -> Limits:
 
 def jobs_of(launches: Iterable[Launch]) -> list[Callable[[], object]]:
     """One job per kernel and configuration among ``launches``."""
+    return [launch.compile for launch in distinct(launches)]
+
+
+def distinct(launches: Iterable[Launch]) -> list[Launch]:
+    """The launches without those that would compile the same again."""
     different: dict[str, Launch] = {}
     for launch in launches:
         different.setdefault(_key(launch), launch)
-    return [launch.compile for launch in different.values()]
+    return list(different.values())
 
 
 def _key(launch: Launch) -> str:
@@ -40,8 +45,8 @@ def _key(launch: Launch) -> str:
 
 
 def cases_of(name: str, launches: Iterable[Launch], archs: tuple[int, ...]) -> Iterator[CompileCase]:
-    """The compile case of each launch."""
-    for launch in launches:
+    """The compile cases of launches."""
+    for launch in distinct(launches):
         names = launch.kernel.arg_names
         given = dict(zip(names, launch.args, strict=False))
         free = {names[i] if isinstance(i, int) else i for i in launch.kernel.do_not_specialize or ()}
