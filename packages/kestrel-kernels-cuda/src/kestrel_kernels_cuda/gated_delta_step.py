@@ -75,79 +75,92 @@ def step_kernel(
     qkv, z, a, b, conv_weight, a_log, dt_bias, norm_weight, conv_pool, state_pool, slots, stores, readers, out,
     qkv_stride, z_stride, a_stride, b_stride, num_stores, scale, eps,
     KEY_HEADS: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
-    BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr, TAPS: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr, TILES: tl.constexpr, TAPS: tl.constexpr,
 ):  # fmt: skip
     """``out`` [B, H, E]; ``conv_pool`` [slots, C, W - 1] and ``state_pool`` [slots, H, D, E] are updated in place.
 
-    ``readers`` int32 [B, K] is zero before and after. Rows of scratch slot 0 are dead: they give zeros.
+    ``readers`` int32 [B, K] is zero before and after. Rows of scratch slot 0 are dead: they give zeros. A head's state
+    is taken in ``TILES`` blocks of ``BLOCK_E`` columns, the next being read while one is computed.
     """
     GROUP: tl.constexpr = HEADS // KEY_HEADS
     CHANNELS: tl.constexpr = 2 * KEY_HEADS * D + HEADS * E
     head, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     key_head = head // GROUP
-    d, e = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_E)
-    in_d, in_e = d < D, e < E
+    d, column, tile = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_E), tl.arange(0, TILES)
+    in_d = d < D
+    e = tile[:, None] * BLOCK_E + column[None, :]
     y_place = out + (row * HEADS + head) * E + e
     slot = tl.load(slots + row)
     if slot == 0:
-        tl.store(y_place, tl.zeros((BLOCK_E,), out.dtype.element_ty), mask=in_e)
+        tl.store(y_place, tl.zeros((TILES, BLOCK_E), out.dtype.element_ty), mask=e < E)
         return
 
-    inside = in_d[:, None] & in_e[None, :]
-    place = d[:, None] * E + e[None, :]
-    state_at = (slot * HEADS + head) * (D * E)
-    state = tl.load(state_pool + state_at + place, mask=inside, other=0.0).to(tl.float32)
+    home = state_pool + (slot * HEADS + head) * (D * E)
+    place = d[:, None] * E + column[None, :]
+    coming = tl.load(home + place, mask=in_d[:, None] & (column < E)[None, :], other=0.0)
 
     x_row = qkv + row * qkv_stride
     tail = conv_pool + slot * (CHANNELS * (TAPS - 1))
     q_channels = key_head * D + d
     k_channels = KEY_HEADS * D + q_channels
-    v_channels = 2 * KEY_HEADS * D + head * E + e
+    v_channels = 2 * KEY_HEADS * D + head * E + column
     q = convolve(x_row, conv_weight, tail, q_channels, in_d, TAPS)
     k = convolve(x_row, conv_weight, tail, k_channels, in_d, TAPS)
-    v = convolve(x_row, conv_weight, tail, v_channels, in_e, TAPS)
-    tl.debug_barrier()  # every thread has read the old inputs before any is overwritten
+    v_coming = convolve(x_row, conv_weight, tail, v_channels, column < E, TAPS)
+    tl.debug_barrier()  # every thread has read the old inputs of q and k before any is overwritten
     is_last = True
     if GROUP > 1:
         is_last = tl.atomic_add(readers + row * KEY_HEADS + key_head, 1) == GROUP - 1
 
     q *= tl.rsqrt(tl.sum(q * q) + 1e-6) * scale
     k *= tl.rsqrt(tl.sum(k * k) + 1e-6)
+    overlap = tl.sum(q * k)
     step = softplus(
         tl.load(a + row * a_stride + head).to(tl.float32) + tl.load(dt_bias + head).to(tl.float32)
     )
     decay = tl.exp(-tl.exp(tl.load(a_log + head).to(tl.float32)) * step)
     beta = tl.sigmoid(tl.load(b + row * b_stride + head).to(tl.float32))
 
-    # S'ᵀq of the new state S' = decay S + k ⊗ delta needs the old state alone: one pass of sums instead of two.
-    from_k = tl.sum(state * k[:, None], axis=0)
-    from_q = tl.sum(state * q[:, None], axis=0)
-    delta = beta * (v - decay * from_k)
-    o = decay * from_q + tl.sum(q * k) * delta
-    state = decay * state + k[:, None] * delta[None, :]
-    tl.store(state_pool + state_at + place, state.to(state_pool.dtype.element_ty), mask=inside)
+    y = tl.zeros((TILES, BLOCK_E), tl.float32)
+    for t in range(TILES):
+        state, v = coming.to(tl.float32), v_coming
+        after = t * BLOCK_E + BLOCK_E
+        in_after = after + column < E
+        if TILES > 1:
+            coming = tl.load(home + after + place, mask=in_d[:, None] & in_after[None, :], other=0.0)
+            v_coming = convolve(x_row, conv_weight, tail, v_channels + after, in_after, TAPS)
+        # S'ᵀq of the new state S' = decay S + k ⊗ delta needs the old state alone: one pass of sums instead of two.
+        from_k = tl.sum(state * k[:, None], axis=0)
+        from_q = tl.sum(state * q[:, None], axis=0)
+        delta = beta * (v - decay * from_k)
+        y = tl.where((tile == t)[:, None], (decay * from_q + overlap * delta)[None, :], y)
+        new = (decay * state + k[:, None] * delta[None, :]).to(state_pool.dtype.element_ty)
+        inside = in_d[:, None] & (t * BLOCK_E + column < E)[None, :]
+        tl.store(home + t * BLOCK_E + place, new, mask=inside)
 
-    normed = (
-        o * tl.rsqrt(tl.sum(o * o) / E + eps) * tl.load(norm_weight + e, mask=in_e, other=0.0).to(tl.float32)
-    )
-    gate = tl.load(z + row * z_stride + head * E + e, mask=in_e, other=0.0).to(tl.float32)
-    normed = normed.to(out.dtype.element_ty).to(
-        tl.float32
-    )  # rounded before the gate, as the model was trained
-    tl.store(y_place, (normed * gate * tl.sigmoid(gate)).to(out.dtype.element_ty), mask=in_e)
+    square = tl.sum(tl.sum(y * y, axis=1), axis=0)
+    y *= tl.rsqrt(square / E + eps) * tl.load(norm_weight + e, mask=e < E, other=0.0).to(tl.float32)
+    gate = tl.load(z + row * z_stride + head * E + e, mask=e < E, other=0.0).to(tl.float32)
+    y = y.to(out.dtype.element_ty).to(tl.float32)  # rounded before the gate, as the model was trained
+    tl.store(y_place, (y * gate * tl.sigmoid(gate)).to(out.dtype.element_ty), mask=e < E)
 
+    all_v = 2 * KEY_HEADS * D + head * E + e
+    tl.debug_barrier()  # every thread has read the old inputs of v, and has written the new state
     if stores_of(stores, num_stores, row) > 0:
         for m in range(num_stores):
             if (tl.load(stores + m * 3) == row) & (tl.load(stores + m * 3 + 1) > 0):
                 target = tl.load(stores + m * 3 + 2)
-                at = (target * HEADS + head) * (D * E)
-                tl.store(state_pool + at + place, state.to(state_pool.dtype.element_ty), mask=inside)
+                away = state_pool + (target * HEADS + head) * (D * E)
+                for t in range(TILES):
+                    inside = in_d[:, None] & (t * BLOCK_E + column < E)[None, :]
+                    new = tl.load(home + t * BLOCK_E + place, mask=inside)
+                    tl.store(away + t * BLOCK_E + place, new, mask=inside)
                 copy = conv_pool + target * (CHANNELS * (TAPS - 1))
-                shift(x_row, tail, copy, v_channels, in_e, TAPS)
+                shift(x_row, tail, copy, all_v, e < E, TAPS)
                 if is_last:
                     shift(x_row, tail, copy, q_channels, in_d, TAPS)
                     shift(x_row, tail, copy, k_channels, in_d, TAPS)
-    shift(x_row, tail, tail, v_channels, in_e, TAPS)
+    shift(x_row, tail, tail, all_v, e < E, TAPS)
     if is_last:
         shift(x_row, tail, tail, q_channels, in_d, TAPS)
         shift(x_row, tail, tail, k_channels, in_d, TAPS)
@@ -155,9 +168,10 @@ def step_kernel(
             tl.store(readers + row * KEY_HEADS + key_head, 0)
 
 
-def _config(block_d: int, block_e: int) -> dict[str, int]:
-    """64 state numbers a thread: two programs a multiprocessor, whose loads and stores overlap."""
-    return {"BLOCK_D": block_d, "BLOCK_E": block_e, "num_warps": min(16, max(1, block_d * block_e // 2048))}
+def _config(key_dim: int, value_dim: int) -> dict[str, int]:
+    """32 numbers of a tile a thread, twice: several programs fit a multiprocessor, so loads and stores overlap."""
+    block_d, block_e = power_of_two(key_dim), min(32, power_of_two(value_dim))
+    return {"BLOCK_E": block_e, "num_warps": min(4, max(1, block_d * block_e // 1024))}
 
 
 def step_launch(
@@ -185,7 +199,15 @@ def step_launch(
         lambda view: torch.zeros(tokens, key_heads, dtype=torch.int32, device=qkv_TC.device),
     )  # fmt: skip
     out_THE = torch.empty(tokens, heads, value_dim, dtype=qkv_TC.dtype, device=qkv_TC.device)
-    sizes = {"KEY_HEADS": key_heads, "HEADS": heads, "D": key_dim, "E": value_dim}
+    config = dict(config or _config(key_dim, value_dim))
+    sizes = {
+        "KEY_HEADS": key_heads,
+        "HEADS": heads,
+        "D": key_dim,
+        "E": value_dim,
+        "BLOCK_D": power_of_two(key_dim),
+    }
+    tiles = {"TILES": power_of_two(value_dim) // config["BLOCK_E"], "TAPS": weights.conv_CW.shape[1]}
     launch = Launch(
         step_kernel,
         (heads, tokens),
@@ -195,9 +217,7 @@ def step_launch(
             qkv_TC.stride(0), z_THE.stride(0), a_TH.stride(0), b_TH.stride(0),
             view.stores.shape[0], key_dim**-0.5, weights.eps,
         ),
-        sizes
-        | {"TAPS": weights.conv_CW.shape[1]}
-        | dict(config or _config(power_of_two(key_dim), power_of_two(value_dim))),
+        {**sizes, **tiles, **config},
     )  # fmt: skip
     return launch, out_THE
 
