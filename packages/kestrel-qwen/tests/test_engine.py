@@ -159,13 +159,13 @@ def test_an_answer_about_a_picture_is_that_of_transformers(ask, pair):
 def encoded(monkeypatch):
     """How many items each encoder launch took."""
     seen = []
-    original = QwenDriver.encode
+    original = QwenDriver.pack
 
-    def encode(self, kind, packed):
+    def pack(self, kind, packed):
         seen.append(len(packed))
         return original(self, kind, packed)
 
-    monkeypatch.setattr(QwenDriver, "encode", encode)
+    monkeypatch.setattr(QwenDriver, "pack", pack)
     return seen
 
 

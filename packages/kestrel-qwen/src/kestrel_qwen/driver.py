@@ -70,6 +70,10 @@ class QwenDriver(TokenDriver):
         self.config = config
         self.model = model
         self.device = device
+        images = config.images
+        self._mean_1C1, self._std_1C1 = (
+            torch.tensor(x, device=device).view(1, -1, 1) for x in (images.mean, images.std)
+        )
 
     def prepare(self, item: MediaItem, settings: Mapping[str, Any]) -> Prepared:
         if self.config.vision is None:
@@ -85,12 +89,23 @@ class QwenDriver(TokenDriver):
     def layout(self, segments: Sequence[Segment]) -> Layout:
         return build_layout(segments, self.tokenizer, self.config)
 
-    def encode(self, kind: str, packed: Sequence[Prepared]) -> torch.Tensor:
+    def pack(self, kind: str, packed: Sequence[Prepared]) -> Sequence[Sequence[torch.Tensor]]:
+        """An input per picture, its patches laid out by its grid: shapes say all that the tower has to know."""
+        inputs: list[list[torch.Tensor]] = []
+        for item in packed:
+            start = 0
+            for slices, rows, columns in item.tensors["grid"].tolist():
+                end = start + slices * rows * columns
+                patches = item.tensors["patches"][start:end]
+                inputs.append([patches.unflatten(0, (slices, rows, columns))])
+                start = end
+        return inputs
+
+    def features(self, kind: str, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
         tower = self.model.visual
         assert tower is not None, "a text-only model declares no media"
-        patches = torch.cat([self._scaled(item.tensors["patches"].to(self.device)) for item in packed])
-        grids = [tuple(grid) for item in packed for grid in item.tensors["grid"].tolist()]
-        return tower(patches, grids)
+        patches = torch.cat([self._scaled(patches.flatten(0, 2)) for patches in inputs])
+        return tower(patches, [(x.shape[0], x.shape[1], x.shape[2]) for x in inputs])
 
     def embed(self, batch: Batch) -> torch.Tensor:
         return merge_media(self.model.language_model.embed_tokens(batch.ids_T), batch)
@@ -105,9 +120,8 @@ class QwenDriver(TokenDriver):
         """Bytes as the tower was trained on them; floats are taken as they are."""
         if patches.is_floating_point():
             return patches
-        images = self.config.images
-        mean, std = (torch.tensor(x, device=self.device).view(1, -1, 1) for x in (images.mean, images.std))
-        return ((patches.unflatten(1, (len(images.mean), -1)).float() / 255 - mean) / std).flatten(1)
+        mean, std = self._mean_1C1, self._std_1C1
+        return ((patches.unflatten(1, (mean.shape[1], -1)).float() / 255 - mean) / std).flatten(1)
 
 
 def _turn_ends(tokenizer: TextTokenizer) -> frozenset[int]:

@@ -24,6 +24,7 @@ __all__ = ["Encoders"]
 log = logging.getLogger("kestrel.runner")
 
 MAX_PROGRAMS = 24  # encoder programs that are kept, those used last
+MAX_MET = 1024  # tuples of shapes that are remembered as met once
 RING = 2  # launches whose media lie in pinned memory: pictures are large, and one launch is made per tick
 
 Shapes = tuple[str, tuple[tuple[torch.dtype, tuple[int, ...]], ...]]
@@ -44,7 +45,7 @@ class Encoders:
     def __init__(self, driver: TokenDriver, states: StateMap, staging: Staging) -> None:
         self._driver, self._states, self._staging = driver, states, staging
         self._media = Staging(staging.device, ring=RING)
-        self._met: set[Shapes] = set()
+        self._met: dict[Shapes, None] = {}  # in order
         self._captured: OrderedDict[Shapes, _Captured] = OrderedDict()
         self.graphs: Graphs | None = None
 
@@ -67,7 +68,9 @@ class Encoders:
     def _features(self, kind: str, inputs: list[torch.Tensor]) -> torch.Tensor:
         shapes: Shapes = (kind, tuple((x.dtype, tuple(x.shape)) for x in inputs))
         if self.graphs is None or shapes not in self._met:
-            self._met.add(shapes)
+            self._met[shapes] = None
+            if len(self._met) > MAX_MET:
+                del self._met[next(iter(self._met))]
             return self._driver.features(kind, inputs)
         if shapes not in self._captured:
             return self._capture(self.graphs, shapes, kind, inputs)
