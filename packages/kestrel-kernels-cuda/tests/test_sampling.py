@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -121,8 +122,9 @@ def keys_of(logits_V: torch.Tensor) -> torch.Tensor:
     return torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
 
 
+@pytest.mark.parametrize("few", [512, 16], ids=["pairs", "bisection"])
 @pytest.mark.parametrize("kind", ["spread", "ties", "flat", "few", "peaked"])
-def test_exactly_the_ranks_of_top_k_and_top_p_are_left(kind: str, place: torch.device) -> None:
+def test_exactly_the_ranks_of_top_k_and_top_p_are_left(kind: str, few: int, place: torch.device) -> None:
     shape = TableShape(num_rows=9, vocab=V, kind="ranks")
     tables, rows = make_tables(shape, 3, place), make_rows(shape, 3, place)
     table = logits(5, 9, place)
@@ -137,7 +139,8 @@ def test_exactly_the_ranks_of_top_k_and_top_p_are_left(kind: str, place: torch.d
 
     kept, launches = select_launches(table, best, rows, tables)
     for launch in launches:
-        launch.run()
+        meta = {**launch.meta, "FEW": few} if "FEW" in launch.meta else launch.meta
+        replace(launch, meta=meta).run()
 
     ids = torch.arange(V, device=place)
     for n, row in enumerate(rows.tolist()):

@@ -59,14 +59,19 @@ def noise_of(chunk, seed, index, choice, CHUNK: tl.constexpr):
 @triton.jit
 def draw_kernel(
     logits, stride_n, best, rows, floats, stride_floats, ints, stride_ints, index, stride_index,
-    threshold, cut, parts, vocab,
+    threshold, cut, near, parts, vocab,
     RANKS: tl.constexpr, MIN_P: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """The packed largest score of one chunk."""
     chunk, n = tl.program_id(0), tl.program_id(1).to(tl.int64)
     row = tl.load(rows + n)
     temperature = tl.load(floats + row * stride_floats).to(tl.float32)
-    if temperature > 0.0:
+    may_stay = temperature > 0.0
+    part = n * tl.num_programs(0) + chunk
+    packed = tl.full([], LOWEST, tl.int64)
+    if RANKS:
+        may_stay = may_stay & (tl.load(near + part) > 0)
+    if may_stay:
         place = chunk * CHUNK + tl.arange(0, CHUNK)
         is_in = place < vocab
         x = tl.load(logits + n * stride_n + place, mask=is_in, other=float("-inf")).to(tl.float32)
@@ -77,12 +82,11 @@ def draw_kernel(
             kept = kept & ((order > least) | ((order == least) & (place <= tl.load(cut + n))))
         if MIN_P:
             kept = kept & (scaled >= log_of(tl.load(floats + row * stride_floats + 2).to(tl.float32)))
-        packed = tl.full([], LOWEST, tl.int64)
         if tl.max(kept.to(tl.int32), axis=0) > 0:
             seed, choice = tl.load(ints + row * stride_ints + 1), tl.load(ints + row * stride_ints + 2)
             noise = noise_of(chunk, seed, tl.load(index + row * stride_index), choice, CHUNK)
             packed = best_of(scaled + noise, place, kept)
-        tl.store(parts + n * tl.num_programs(0) + chunk, packed)
+    tl.store(parts + part, packed)
 
 
 @triton.jit
@@ -109,7 +113,7 @@ def _launches(
 ) -> tuple[torch.Tensor, list[Launch]]:
     logits_NV = rows_of(logits_NV)
     (num_rows, vocab), device, chunks = logits_NV.shape, logits_NV.device, chunks_of(logits_NV.shape[1])
-    kept, launches = Threshold(rows_N, rows_N), list[Launch]()  # not read without ranks
+    kept, launches = Threshold(rows_N, rows_N, rows_N), list[Launch]()  # not read without ranks
     if ranks:
         kept, launches = select_launches(logits_NV, best_N, rows_N, tables)
     parts_NC = torch.empty((num_rows, chunks), dtype=torch.int64, device=device)

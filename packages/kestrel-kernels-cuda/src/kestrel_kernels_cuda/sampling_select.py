@@ -2,7 +2,7 @@
 
 A histogram over the distance to the best logit gives, for each bin, how many tokens it holds and their mass; both
 edges then lie in few bins. The tokens of those are written down in the order of their ids, and one program per row
-bisects their keys. What is left is every key above a threshold, and at the threshold the ids up to a cut.
+finds the edge among them. What is left is every key above a threshold, and at the threshold the ids up to a cut.
 
 Shapes: N rows of a step, V vocabulary, C chunks of a row, B bins.
 """
@@ -17,7 +17,8 @@ import triton.language as tl
 
 from kestrel.ops.sample_tables import SampleTables
 from kestrel_kernels_cuda.launch import Launch, power_of_two
-from kestrel_kernels_cuda.sampling_parts import CHUNK, order_of, value_of
+from kestrel_kernels_cuda.sampling_edges import edge_by_bisection, edge_by_ranks, mass_of
+from kestrel_kernels_cuda.sampling_parts import CHUNK, order_of
 
 __all__ = ["Threshold", "select_launches"]
 
@@ -26,14 +27,17 @@ BINS = tl.constexpr(
 )  # a quarter of an octave of 1 + distance each: the last one begins at a distance of 220
 SHIFT = tl.constexpr(21)  # float32 bits below the two leading ones of the fraction
 ONE = tl.constexpr(508)  # the bits of 1.0 above SHIFT
-BLOCK = 4096  # candidates looked at together: seldom more
+BLOCK = 4096  # candidates looked at together
+FEW, STEP = 512, 16  # candidates whose ranks are counted pair by pair, and against how many at once
 
 
 class Threshold(NamedTuple):
-    """A token stays when its key is above ``order``, or equal to it and its id at most ``cut``."""
+    """A token stays when its key is above ``order``, or equal to it and its id at most ``cut``; none does in chunks
+    where ``kept`` is 0."""
 
     order_N: torch.Tensor
     cut_N: torch.Tensor
+    kept_NC: torch.Tensor
 
 
 @triton.jit
@@ -41,12 +45,6 @@ def bin_of(x, best):
     """The bin of logits, from 0 at the best."""
     bits = (1.0 + (best - x)).to(tl.int32, bitcast=True)
     return tl.minimum(tl.maximum((bits >> SHIFT) - ONE, 0), BINS - 1)
-
-
-@triton.jit
-def mass_of(x, best, temperature):
-    """Exponentials of tempered logits, 1 at the best."""
-    return tl.exp((x - best) / temperature)
 
 
 @triton.jit
@@ -102,13 +100,13 @@ def histogram_kernel(
 
 @triton.jit
 def pick_kernel(
-    rows, floats, stride_floats, ints, stride_ints, counts, masses, bins, bases, offsets, vocab, chunks,
+    rows, floats, stride_floats, ints, stride_ints, counts, masses, bins, bases, offsets, kept, vocab, chunks,
     BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """The bins of one row in which the edges lie, what is before them, and where each chunk's candidates go.
 
     ``bins`` [N, 3]: the first and last bin, and how many tokens are before them; ``bases`` [N, 2]: the mass before
-    them, and of all. ``offsets`` [N, C + 1].
+    them, and of all. ``offsets`` [N, C + 1]. ``kept`` [N, C]: whether a chunk holds tokens that may stay.
     """
     n = tl.program_id(0).to(tl.int64)
     row = tl.load(rows + n)
@@ -134,13 +132,16 @@ def pick_kernel(
         tl.store(bins + 3 * n, low)
         tl.store(bins + 3 * n + 1, high)
         tl.store(bins + 3 * n + 2, tl.sum(tl.where(number < low, counts_B, 0), axis=0))
-        tl.store(bases + 2 * n, tl.sum(tl.where(number < low, masses_B, 0.0), axis=0))
+        tl.store(bases + 2 * n, tl.sum(tl.where(number == low - 1, mass_until_B, 0.0), axis=0))
         tl.store(bases + 2 * n + 1, total)
         is_candidate = ((number >= low) & (number <= high))[None, :]
         found_C = tl.sum(tl.where(is_candidate, counts_CB, 0), axis=1)
+        near_C = tl.sum(tl.where((number <= high)[None, :], counts_CB, 0), axis=1)
+        tl.store(kept + n * chunks + chunk, near_C, mask=chunk < chunks)
         tl.store(offsets + n * (chunks + 1) + 1 + chunk, tl.cumsum(found_C, axis=0), mask=chunk < chunks)
         tl.store(offsets + n * (chunks + 1), 0)
     else:
+        tl.store(kept + n * chunks + chunk, chunk * 0 + 1, mask=chunk < chunks)
         tl.store(offsets + n * (chunks + 1) + chunk, chunk * 0, mask=chunk < chunks)
         tl.store(offsets + n * (chunks + 1) + chunks, 0)
 
@@ -163,51 +164,9 @@ def gather_kernel(logits, stride_n, best, bins, offsets, orders, ids, vocab, CHU
 
 
 @triton.jit
-def above(orders, num, threshold, best, temperature, BLOCK: tl.constexpr):
-    """How many candidates have keys above ``threshold``, and their mass."""
-    count = num * 0
-    mass = best * 0.0
-    for start in range(0, num, BLOCK):
-        place = start + tl.arange(0, BLOCK)
-        is_in = place < num
-        order = tl.load(orders + place, mask=is_in, other=0)
-        is_above = is_in & (order > threshold)
-        count += tl.sum(is_above.to(tl.int32), axis=0)
-        mass += tl.sum(tl.where(is_above, mass_of(value_of(order), best, temperature), 0.0), axis=0)
-    return count, mass
-
-
-@triton.jit
-def extremes(orders, num, BLOCK: tl.constexpr):
-    """The lowest and highest key of the candidates."""
-    lowest = num * 0 + 0x7FFFFFFF
-    highest = -0x7FFFFFFF - num * 0
-    for start in range(0, num, BLOCK):
-        place = start + tl.arange(0, BLOCK)
-        is_in = place < num
-        order = tl.load(orders + place, mask=is_in, other=0)
-        lowest = tl.minimum(lowest, tl.min(tl.where(is_in, order, 0x7FFFFFFF), axis=0))
-        highest = tl.maximum(highest, tl.max(tl.where(is_in, order, -0x7FFFFFFF), axis=0))
-    return lowest, highest
-
-
-@triton.jit
-def bisected(orders, num, lowest, highest, best, temperature, most_count, most_mass, BLOCK: tl.constexpr):
-    """The lowest key above which there are at most ``most_count`` candidates of at most ``most_mass``."""
-    low, high = lowest, highest
-    while low < high:
-        middle = ((low.to(tl.int64) + high.to(tl.int64)) >> 1).to(tl.int32)
-        count, mass = above(orders, num, middle, best, temperature, BLOCK)
-        fits = (count <= most_count) & (mass <= most_mass)
-        high = tl.where(fits, middle, high)
-        low = tl.where(fits, low, middle + 1)
-    return low
-
-
-@triton.jit
 def select_kernel(
-    best, rows, floats, stride_floats, ints, stride_ints, bins, bases, offsets, orders, ids, threshold, cut,
-    vocab, chunks, BLOCK: tl.constexpr,
+    best, rows, floats, stride_floats, ints, stride_ints, bins, bases, offsets, orders, ids, thresholds, cuts,
+    vocab, chunks, BLOCK: tl.constexpr, FEW: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
     """Threshold and cut of one row."""
     n = tl.program_id(0).to(tl.int64)
@@ -215,54 +174,27 @@ def select_kernel(
     temperature, top_k, top_p, has_k, has_p = settings_of(
         floats, stride_floats, ints, stride_ints, row, vocab
     )
-    lowest_kept = -0x7FFFFFFF + top_k * 0
-    last_id = vocab + top_k * 0
     num = tl.load(offsets + n * (chunks + 1) + chunks)
+    threshold = num * 0 - 0x7FFFFFFF
+    cut = num * 0 + 0x7FFFFFFF
     if num > 0:
         orders += n * vocab
         ids += n * vocab
         first = tl.load(best + n)
-        count_before = tl.load(bins + 3 * n + 2)
-        mass_before = tl.load(bases + 2 * n)
+        count_before, mass_before = tl.load(bins + 3 * n + 2), tl.load(bases + 2 * n)
         total = tl.load(bases + 2 * n + 1)
-        lowest, highest = extremes(orders, num, BLOCK)
-        lowest_kept = lowest
-        num_level = num
-        if has_k:
-            most = top_k - 1 - count_before
-            lowest_kept = bisected(
-                orders, num, lowest, highest, first, temperature, most, float("inf"), BLOCK
-            )
-            count, mass = above(orders, num, lowest_kept, first, temperature, BLOCK)
-            num_level = top_k - count_before - count
-            level_mass = mass_of(value_of(lowest_kept), first, temperature)
-            total = mass_before + mass + num_level.to(tl.float32) * level_mass
-        if has_p:
-            bound = top_p * total - mass_before
-            edge = bisected(orders, num, lowest, highest, first, temperature, num, bound, BLOCK)
-            count, mass = above(orders, num, edge, first, temperature, BLOCK)
-            level_mass = mass_of(value_of(edge), first, temperature)
-            # without any mass every one of them fits
-            num_fit = tl.minimum((bound - mass) / tl.where(level_mass > 0.0, level_mass, 1.0), 1.0e9)
-            num_fit = tl.maximum(tl.where(level_mass > 0.0, num_fit, 1.0e9), 0.0).to(tl.int32) + 1
-            num_level = tl.where(
-                edge > lowest_kept,
-                num_fit,
-                tl.where(edge == lowest_kept, tl.minimum(num_fit, num_level), num_level),
-            )
-            lowest_kept = tl.maximum(edge, lowest_kept)
-        met = num * 0
-        for start in range(0, num, BLOCK):
-            place = start + tl.arange(0, BLOCK)
-            is_in = place < num
-            is_level = is_in & (tl.load(orders + place, mask=is_in, other=0) == lowest_kept)
-            rank = met + tl.cumsum(is_level.to(tl.int32), axis=0)
-            token = tl.load(ids + place, mask=is_in, other=0)
-            found = tl.max(tl.where(is_level & (rank == num_level), token, -1), axis=0)
-            last_id = tl.where(found >= 0, found, last_id)
-            met += tl.sum(is_level.to(tl.int32), axis=0)
-    tl.store(threshold + n, lowest_kept)
-    tl.store(cut + n, last_id)
+        if num <= FEW:
+            threshold, cut = edge_by_ranks(
+                orders, ids, num, top_k, top_p, has_k, has_p, count_before, mass_before, total, first, temperature,
+                FEW, STEP,
+            )  # fmt: skip
+        else:
+            threshold, cut = edge_by_bisection(
+                orders, ids, num, top_k, top_p, has_k, has_p, count_before, mass_before, total, first, temperature,
+                BLOCK,
+            )  # fmt: skip
+    tl.store(thresholds + n, threshold)
+    tl.store(cuts + n, cut)
 
 
 def select_launches(
@@ -279,7 +211,7 @@ def select_launches(
     bins_N3, bases_N2 = empty(num_rows, 3), empty(num_rows, 2, dtype=torch.float32)
     offsets_NC = empty(num_rows, chunks + 1)
     orders_NV, ids_NV = empty(num_rows, vocab), empty(num_rows, vocab)
-    kept = Threshold(empty(num_rows), empty(num_rows))
+    kept = Threshold(empty(num_rows), empty(num_rows), empty(num_rows, chunks))
     stride = logits_NV.stride(0)
     rows = (rows_N, tables.floats_R6, tables.floats_R6.stride(0), tables.ints_R4, tables.ints_R4.stride(0))
     grid, meta = (chunks, num_rows), {"CHUNK": CHUNK}
@@ -290,7 +222,7 @@ def select_launches(
         Launch(
             pick_kernel,
             (num_rows,),
-            (*rows, counts_NCB, masses_NCB, bins_N3, bases_N2, offsets_NC, vocab, chunks),
+            (*rows, counts_NCB, masses_NCB, bins_N3, bases_N2, offsets_NC, kept.kept_NC, vocab, chunks),
             {"BLOCK_C": power_of_two(chunks), "num_warps": 8},
         ),
         Launch(
@@ -302,7 +234,19 @@ def select_launches(
         Launch(
             select_kernel,
             (num_rows,),
-            (best_N, *rows, bins_N3, bases_N2, offsets_NC, orders_NV, ids_NV, *kept, vocab, chunks),
-            {"BLOCK": BLOCK, "num_warps": 8},
+            (
+                best_N,
+                *rows,
+                bins_N3,
+                bases_N2,
+                offsets_NC,
+                orders_NV,
+                ids_NV,
+                kept.order_N,
+                kept.cut_N,
+                vocab,
+                chunks,
+            ),
+            {"BLOCK": BLOCK, "FEW": FEW, "STEP": STEP, "num_warps": 8},
         ),
     ]
