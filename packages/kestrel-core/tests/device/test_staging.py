@@ -123,14 +123,15 @@ def test_tables_agree_with_a_plain_model_over_random_writes(apart):
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")  # so says torch
 def test_a_gpu_gets_arrays_and_rows_without_waiting():
     device = torch.device("cuda:0")
     stage = Staging(device, least_bytes=64)
     table = stage.table((6, 4), np.int64)
     seen = []
     torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
     try:
+        torch.cuda.set_sync_debug_mode("error")
         for turn in range(3 * staging.RING):
             there = stage.put(np.full((3, 5), turn, dtype=np.int32))
             table.host[turn % 6] = turn

@@ -12,7 +12,10 @@ from kestrel.testing.toy_expected import Expected
 from kestrel.testing.toys import ToyHybrid, toy_media
 from kestrel.types import Layout, Span
 
-pytestmark = pytest.mark.gpu
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype"),  # so says torch
+]
 
 CUDA = torch.device("cuda:0")
 
@@ -76,8 +79,8 @@ def test_ticks_never_wait_but_for_results(small_buckets):
         bench.submit([start] * 7, max_tokens=20)
     bench.run()
     torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
     try:
+        torch.cuda.set_sync_debug_mode("error")
         for start in (7, 8, 9):
             bench.submit([start] * 7, max_tokens=20)
         bench.submit([9] * 3, max_tokens=9, settings={"temperature": 1.0, "top_p": 0.9})
