@@ -78,6 +78,8 @@ _PREFILL: dict[str, dict[int, tuple[int, int, int, int]]] = {  # to block_m, blo
     "small": {64: (128, 64, 4, 2), 128: (64, 64, 4, 2), 256: (64, 32, 8, 2), 512: (32, 16, 8, 2)},
 }
 
+_WINDOW_PREFILL = {("sm_90", 256): (128, 32, 8, 3)}  # where the mask of a window takes too many registers
+
 _WIDE_PREFILL = {64: (32, 32, 8, 1), 128: (32, 32, 8, 1), 256: (16, 32, 8, 1), 512: (16, 16, 8, 1)}  # float32
 
 _SHORT_PREFILL = {64: (16, 64, 4, 3), 128: (16, 64, 4, 3), 256: (16, 32, 4, 3), 512: (16, 32, 8, 2)}
@@ -112,7 +114,9 @@ def decode_config(arch: int, dim: int, group: int, itemsize: int) -> DecodeConfi
     )
 
 
-def prefill_config(arch: int, dim: int, group: int, itemsize: int, limits: Limits) -> PrefillConfig:
+def prefill_config(
+    arch: int, dim: int, group: int, itemsize: int, limits: Limits, window: int | None = None
+) -> PrefillConfig:
     """The tiles for head dim ``dim``; in deterministic launches by the head alone."""
     packed = False
     if itemsize == 4:
@@ -121,6 +125,8 @@ def prefill_config(arch: int, dim: int, group: int, itemsize: int, limits: Limit
         tile, packed = _SHORT_PREFILL[_bucket(dim)], True
     else:
         tile = _PREFILL[_family(arch)][_bucket(dim)]
+        if window is not None:
+            tile = _WINDOW_PREFILL.get((_family(arch), _bucket(dim)), tile)
     return PrefillConfig(max(16, power_of_two(dim)), *tile, packed)
 
 

@@ -70,7 +70,7 @@ def _launches(
     num_kv = keys.k_PKSD.shape[1]
     group, size = heads // num_kv, q_THD.element_size()
     if not view.limits.is_decode:
-        config = prefill_config(arch, dim, group, size, view.limits)
+        config = prefill_config(arch, dim, group, size, view.limits, view.window)
         ends = view.bidirectional_end_T
         return prefill_launch(q_THD, keys, view.cu_seqlens, ends, True, scale, softcap, gate_THD, config)
     tiles = decode_config(arch, dim, group, size)
@@ -146,21 +146,20 @@ _SHAPES = {  # of models: heads, key/value heads, head dim, gated, window, softc
     "gemma": (16, 8, 256, False, 1024, True),
     "gemma full": (16, 1, 512, False, None, False),
     "odd": (16, 16, 72, False, None, False),
+    "exact": (8, 8, 64, False, None, False),
 }
 
 
 def compile_cases() -> Iterator[CompileCase]:
-    """Decode and prefill of models' heads, in bfloat16; one in float32."""
+    """Decode and prefill of models' heads in bfloat16, and of one in float32."""
     for name, (heads, kv_heads, dim, gated, window, softcap) in _SHAPES.items():
-        for dtype in ("bfloat16", "float32") if name in ("qwen", "moondream") else ("bfloat16",):
-            for mode in ("decode", "prefill"):
-                facts = {"heads": heads, "kv_heads": kv_heads, "head_dim": dim, "dtype": dtype, "page": 16}
-                query = OpQuery.of(
-                    "paged_attention", mode=mode, gated=gated, window=window, softcap=softcap, **facts
-                )
-                for arch in (80, 90):
-                    launches = _warm_launches(query, arch)
-                    yield from cases_of(f"paged_attention {mode} {name} {dtype}", launches, (arch,))
+        for mode in ("decode", "prefill"):
+            query = OpQuery.of(
+                "paged_attention", mode=mode, gated=gated, window=window, softcap=softcap, heads=heads,
+                kv_heads=kv_heads, head_dim=dim, page=16, dtype="float32" if name == "exact" else "bfloat16",
+            )  # fmt: skip
+            for arch in (80, 90) if name in ("moondream", "qwen") else (90,):
+                yield from cases_of(f"paged_attention {mode} {name}", _warm_launches(query, arch), (arch,))
 
 
 IMPLS = {"paged_attention": Impl(supports=_supports, fn=paged_attention, warm=_warm)}

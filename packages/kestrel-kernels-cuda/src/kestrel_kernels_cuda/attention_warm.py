@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
+from triton.runtime.jit import JITFunction
 
 from kestrel.spi.batch import Limits
 from kestrel_kernels_cuda.compiling import CompileCase
@@ -39,9 +40,18 @@ def distinct(launches: Iterable[Launch]) -> list[Launch]:
 
 
 def _key(launch: Launch) -> str:
+    names = launch.kernel.arg_names
     kinds = [_kind(arg) for arg in launch.args]
-    aligned = [isinstance(arg, int) and arg % 16 == 0 for arg in launch.args]
-    return f"{launch.kernel.__name__} {kinds} {aligned} {sorted(launch.meta.items())}"
+    return f"{launch.kernel.__name__} {kinds} {_aligned(launch, names)} {sorted(launch.meta.items())}"
+
+
+def _aligned(launch: Launch, names: Sequence[str]) -> tuple[str, ...]:
+    """The integers that Triton would find to be multiples of 16."""
+    if not isinstance(launch.kernel, JITFunction):
+        return ()  # an interpreted kernel
+    free = {names[i] if isinstance(i, int) else i for i in launch.kernel.do_not_specialize or ()}
+    given = zip(names, launch.args, strict=False)
+    return tuple(n for n, arg in given if isinstance(arg, int) and arg % 16 == 0 and n not in free)
 
 
 def cases_of(name: str, launches: Iterable[Launch], archs: tuple[int, ...]) -> Iterator[CompileCase]:
@@ -49,7 +59,6 @@ def cases_of(name: str, launches: Iterable[Launch], archs: tuple[int, ...]) -> I
     for launch in distinct(launches):
         names = launch.kernel.arg_names
         given = dict(zip(names, launch.args, strict=False))
-        free = {names[i] if isinstance(i, int) else i for i in launch.kernel.do_not_specialize or ()}
         meta = dict(launch.meta)
         warps, stages = meta.pop("num_warps"), meta.pop("num_stages", 3)
         yield CompileCase(
@@ -59,9 +68,7 @@ def cases_of(name: str, launches: Iterable[Launch], archs: tuple[int, ...]) -> I
             constexprs={**meta, **{n: None for n, arg in given.items() if arg is None}},
             num_warps=warps,
             num_stages=stages,
-            aligned=tuple(
-                n for n, arg in given.items() if isinstance(arg, int) and arg % 16 == 0 and n not in free
-            ),
+            aligned=_aligned(launch, names),
             archs=archs,
         )
 
