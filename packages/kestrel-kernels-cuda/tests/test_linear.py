@@ -15,7 +15,7 @@ from kestrel.spi import No, OpQuery, Yes
 from kestrel_kernels_cuda.linear import IMPLS, supports_norm
 from kestrel_kernels_cuda.linear_blas import product
 from kestrel_kernels_cuda.linear_config import Config, Product, _table, choose, default
-from kestrel_kernels_cuda.linear_launch import Norm, Operands, launch
+from kestrel_kernels_cuda.linear_launch import Norm, Operands, arch_of, launch
 from kestrel_kernels_cuda.linear_scratch import counters
 
 GEMM = Config(kernel="gemm", bm=16, bn=16, bk=32, stages=2)
@@ -170,3 +170,38 @@ def test_a_warm_up_compiles_what_launches_will_run_and_no_more() -> None:
         for rows in (1, 8, 32, 0)
     }
     assert [bool(jobs[rows]) for rows in (1, 8, 32, 0)] == [True, False, True, False]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [1, 5, 64])
+def test_overlapping_kernels_give_what_separate_ones_give(place: torch.device, rows: int) -> None:
+    """A chain in which each product reads the one before it, captured and replayed: any read too early shows."""
+    if arch_of(place) < 90:
+        pytest.skip("kernels overlap on sm_90 and newer")
+    up, down = (
+        torch.randn(size, device=place, dtype=torch.bfloat16) / 64 for size in ((8192, 2048), (2048, 4096))
+    )
+    start = torch.randn(rows, 2048, device=place, dtype=torch.bfloat16)
+    gain = torch.ones(2048, device=place, dtype=torch.bfloat16)
+
+    def chain(overlaps: bool) -> torch.Tensor:
+        x = start
+        for _ in range(24):
+            norm = Norm(kind="rms", gain=gain, shift=None, eps=1e-6)
+            config = replace(default(Product.of(8192, 2048, rows, "silu_mul")), split=1)
+            mid = Operands(x=x, weight=up, bias=None, residual=None, epilogue="silu_mul", norm=norm)
+            started, h = launch(config, mid, overlaps=overlaps)
+            started.run()
+            last = Operands(x=h, weight=down, bias=None, residual=x, epilogue="residual", norm=None)
+            started, x = launch(default(Product.of(2048, 4096, rows, "residual")), last, overlaps=overlaps)
+            started.run()
+        return x
+
+    want = chain(overlaps=False)
+    assert torch.equal(chain(overlaps=True), want)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        got = chain(overlaps=True)
+    for _ in range(20):
+        graph.replay()
+        assert torch.equal(got, want)

@@ -36,7 +36,7 @@ def gemm_kernel(
     up_ptrs = w_ptrs + n.to(tl.int64) * K
     x_ptrs = x_ptr + safe_rows[:, None] * x_stride + columns[None, :]
     start_next(PDL)
-    if PDL and STEPS * BK * SPLIT == K:
+    if PDL and BK >= 64 and STEPS * BK * SPLIT == K:
         lines = first + tl.arange(0, BK // 64) * 64
         for step in tl.static_range(0, min(STAGES, STEPS)):
             prefetch(w_ptr + w_rows[:, None] * K + lines[None, :] + step * BK)
