@@ -10,6 +10,7 @@ from kestrel.spi import BuildContext, Built, ModelCard
 from kestrel_speech.whisper.align import AlignPass
 from kestrel_speech.whisper.config import GenerationConfig, WhisperConfig
 from kestrel_speech.whisper.driver import WhisperDriver
+from kestrel_speech.whisper.halves import halve
 from kestrel_speech.whisper.model import WhisperModel
 from kestrel_speech.whisper.prompt import WhisperPrompt
 from kestrel_speech.whisper.tokens import SpecialIds
@@ -32,6 +33,7 @@ def build(card: ModelCard, ctx: BuildContext) -> Built:
     with torch.device("meta"):
         model = WhisperModel(config, ctx.ops, ctx.dtype, ctx.config.page_size)
     load(model, ctx.weights, device=ctx.device, dtype=ctx.dtype)
+    halve(model)
     return Built(
         main=WhisperDriver(config, model, tokenizer, ctx.device, special.eot),
         prompt=WhisperPrompt(config, special, tokenizer, MediaLimits.of(ctx.config)),
