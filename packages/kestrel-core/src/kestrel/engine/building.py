@@ -16,6 +16,7 @@ from kestrel.engine.loading import Blueprint, ProgressReport
 from kestrel.engine.memory import Demand, return_memory, settle_memory
 from kestrel.engine.prefill_path import capture_prefill
 from kestrel.engine.router import Router
+from kestrel.engine.stages import Stages
 from kestrel.engine.warm_up import compile_kernels, first_launches
 from kestrel.errors import CapacityError, KestrelError, LoadError
 from kestrel.lanes import DeviceThread, StepLane, TokenLane, build_token_lane, launch_memory
@@ -50,15 +51,20 @@ def load_model(
     check_decode_path(config, device)
     backends = tuple(shared.host.backends.values())
     ops = resolve_ops((), device, backends, overrides=config.ops, strict=config.strict_ops)
+    stages = Stages()
     try:
-        built = _build(blueprint, device, demand, ops, progress)
-        for query in built.main.spec.op_needs:
-            ops.resolve(query)
-        if isinstance(built.main, TokenDriver):
-            resolve_sampling(ops, built.main.spec.vocab_size, demand.dtype)
-        compile_kernels(ops, config)
-        demand = _settled(demand, built, blueprint, device, ops, thread)
-        lane = _make_lane(built, blueprint, device, demand, ops, shared.router)
+        with stages("weights"):
+            built = _build(blueprint, device, demand, ops, progress)
+        with stages("kernels"):
+            for query in built.main.spec.op_needs:
+                ops.resolve(query)
+            if isinstance(built.main, TokenDriver):
+                resolve_sampling(ops, built.main.spec.vocab_size, demand.dtype)
+            compile_kernels(ops, config)
+        with stages("largest launches"):
+            demand = _settled(demand, built, blueprint, device, ops, thread)
+        with stages("pools"):
+            lane = _make_lane(built, blueprint, device, demand, ops, shared.router)
     except Exception as error:
         if not _is_out_of_memory(error):
             raise
@@ -74,8 +80,9 @@ def load_model(
         str(demand.dtype).removeprefix("torch."),
         demand.weight_bytes / 2**20,
     )
-    decode = _warm_up(built, blueprint, device, ops, lane, thread, progress)
+    decode = _warm_up(built, blueprint, device, ops, lane, thread, progress, stages)
     log.info("model %s decodes by %s", blueprint.card.model_id, decode)
+    log.info("model %s was made ready in %s", blueprint.card.model_id, stages)
     thread.add(lane)
     return LoadedModel(blueprint, built, lane, thread, shared, ops, decode)
 
@@ -119,17 +126,22 @@ def _warm_up(
     lane: TokenLane | StepLane,
     thread: DeviceThread,
     progress: ProgressReport,
+    stages: Stages,
 ) -> DecodePath:
     """Do at once what the first request would otherwise wait for."""
     progress("warm-up", 0, 2)
     if any(media.kind == "image" for media in built.main.spec.media):
         load_decoders()
-    compile_kernels(ops, blueprint.config)  # of sampling, and whatever launches asked for first
+    with stages("kernels"):
+        compile_kernels(ops, blueprint.config)  # of whatever launches asked for first
     progress("warm-up", 1, 2)
-    is_sound = first_launches(lane, thread, type(built.main).__name__)
+    with stages("first launches"):
+        is_sound = first_launches(lane, thread, type(built.main).__name__)
     if is_sound or blueprint.config.decode_path == "generated":  # then what failed is an error, raised again
-        decode = capture_decode(blueprint.config, device, ops, lane, thread)
-        capture_prefill(blueprint.config, device, ops, lane, thread)
+        with stages("capture of decode"):
+            decode = capture_decode(blueprint.config, device, ops, lane, thread)
+        with stages("capture of prefill"):
+            capture_prefill(blueprint.config, device, ops, lane, thread)
     else:
         decode = DecodePath(reason="its first launch failed")
     progress("warm-up", 2, 2)
