@@ -412,12 +412,27 @@ def resize_crops(pixels, crops, starts, weights, size):
     return torch.from_numpy(out)
 
 
+def row_inputs(rows, last_ids, live, block, ids, shown):
+    for n, row in enumerate(rows.tolist()):
+        ids[n] = last_ids[row]
+        shown[:, n] = block[:, n] if live[row] else 0
+
+
+def row_results(ids, stopped, status, rows, last_ids, live):
+    for n, row in enumerate(rows.tolist()):
+        last_ids[row] = ids[n]
+        if live is not None and (stopped[n] or status[n]):
+            live[row] = 0
+    words = b"".join(i.to_bytes(8, "little", signed=True) for i in ids.tolist())
+    return torch.tensor([*words, *stopped.tolist(), *status.tolist()], dtype=torch.uint8)
+
+
 NAIVE = {
     f.__name__: f
     for f in (
         add_norm, causal_conv, copy_page, cross_attention, fp8_linear, gated_delta, gated_delta_step, grouped_experts,
         layer_norm, linear, moe_route, norm_linear, output_gate, paged_attention, qk_norm_rope_kv_write,
-        resize_crops, rms_norm, rope, rope_angles,
+        resize_crops, rms_norm, rope, rope_angles, row_inputs, row_results,
         sample_argmax, sample_commit, sample_draw, sample_logprobs, sample_process, vision_attention, write_kv,
     )
 }  # fmt: skip

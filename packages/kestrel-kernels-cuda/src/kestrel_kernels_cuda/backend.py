@@ -34,6 +34,7 @@ MODULES: tuple[str, ...] = (
     "resize",
     "rope",
     "routing",
+    "row_tables",
     "sampling",
 )
 """Modules of this package with ``IMPLS`` (op name to ``Impl``) and ``compile_cases()`` (see ``compiling``)."""

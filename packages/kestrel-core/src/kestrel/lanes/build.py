@@ -86,6 +86,7 @@ def build_token_lane(
         ),
         device=device,
         sink=sink,
+        ops=ops,
     )
 
 

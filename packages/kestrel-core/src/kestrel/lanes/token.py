@@ -25,6 +25,7 @@ from kestrel.lanes.limits import LaneConfig, LaneLimits
 from kestrel.lanes.sequence import Sequence
 from kestrel.lanes.steps import Step
 from kestrel.lanes.work import Work
+from kestrel.ops import OpTable
 from kestrel.runner import Runner
 from kestrel.sampling import Sampler
 from kestrel.spi.batch import CrossView
@@ -50,6 +51,7 @@ class TokenLane(QueuedLane[Sequence]):
         device: torch.device,
         sink: Callable[[list[Event]], None],
         clock: Callable[[], float] = time.monotonic,
+        ops: OpTable | None = None,
     ) -> None:
         super().__init__(config.max_queue)
         spec = driver.spec
@@ -67,6 +69,7 @@ class TokenLane(QueuedLane[Sequence]):
             overlaps=config.steps_in_flight > 1,
             device=device,
             pads=config.deterministic,
+            ops=ops,
         )
         encoder = EncodeStage(runner, features, spec, alone=config.deterministic)
         self._board = Board(spec, cache, sampler, runner, encoder, config.max_rows)

@@ -22,6 +22,7 @@ from kestrel.ops.qk_norm_rope_kv_write import QK_NORM_ROPE_KV_WRITE
 from kestrel.ops.resize_crops import RESIZE_CROPS
 from kestrel.ops.rope import ROPE
 from kestrel.ops.rope_angles import ROPE_ANGLES
+from kestrel.ops.row_tables import ROW_INPUTS, ROW_RESULTS
 from kestrel.ops.sample_argmax import SAMPLE_ARGMAX
 from kestrel.ops.sample_commit import SAMPLE_COMMIT
 from kestrel.ops.sample_draw import SAMPLE_DRAW
@@ -55,6 +56,8 @@ OPS: Mapping[str, Op] = MappingProxyType(
             RMS_NORM,
             ROPE,
             ROPE_ANGLES,
+            ROW_INPUTS,
+            ROW_RESULTS,
             SAMPLE_ARGMAX,
             SAMPLE_COMMIT,
             SAMPLE_DRAW,

@@ -16,7 +16,6 @@ import torch
 from kestrel.device.graphs import Graphs, Program
 from kestrel.runner.decode import DecodeStage
 from kestrel.runner.programs import Programs
-from kestrel.runner.results import pack
 from kestrel.sampling import Sampled, Sampler
 from kestrel.sampling.params import Needs
 
@@ -131,11 +130,7 @@ class DecodePrograms:
         return self._programs.forward(stage.take_in(has_aux))
 
     def _choice(self, h_NC: torch.Tensor, needs: int, rows_N: torch.Tensor) -> Callable[[], Chosen]:
-        def choose() -> Chosen:
-            sampled = self._programs.choose(h_NC, needs, rows_N)
-            return sampled, pack(sampled)
-
-        return choose
+        return partial(self._programs.choose_packed, h_NC, needs, rows_N)
 
 
 def _common_needs(has_aux: bool) -> list[int]:

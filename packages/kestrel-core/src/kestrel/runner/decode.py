@@ -9,10 +9,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from kestrel.ops import OpTable
 from kestrel.runner.extents import DecodeExtents
 from kestrel.runner.mirror import PackedMirror
 from kestrel.runner.rows import RowTables
 from kestrel.runner.states import Places, StateMap
+from kestrel.spi.backend import OpQuery
 from kestrel.spi.batch import Batch, Limits
 from kestrel.state import Lease
 
@@ -53,6 +55,7 @@ class DecodeStage:
         max_len: int,
         tracks_life: bool,
         device: torch.device,
+        ops: OpTable,
         is_deterministic: bool = False,
         captured: bool = False,
     ) -> None:
@@ -73,7 +76,8 @@ class DecodeStage:
         self._block, self._fixed, self._small = host["block"], host["fixed"], host["small"]
         self._block_D, self._fixed_D, self._small_D = tensor["block"], tensor["fixed"], tensor["small"]
         self._shown = torch.zeros_like(self._block_D) if tracks_life else self._block_D
-        self._live = torch.zeros(size, dtype=torch.int64, device=device) if tracks_life else None
+        self._tracks_life = tracks_life
+        self._row_inputs = ops.resolve(OpQuery.of("row_inputs"))
         self._ids = torch.zeros(size, dtype=torch.int64, device=device)
         self._aux = torch.zeros(size, rows.last_aux.shape[1], dtype=torch.int64, device=device)
         self._no_media = torch.full((size,), -1, dtype=torch.int64, device=device)
@@ -182,12 +186,12 @@ class DecodeStage:
         operations alone, so that a captured program begins with it."""
         assert self._batch is not None, "nothing was pushed yet"
         rows = self._rows
-        torch.index_select(rows.last_ids, 0, self.rows, out=self._ids)
+        if self._tracks_life:
+            self._row_inputs(self.rows, rows.last_ids, rows.live, self._block_D, self._ids, self._shown)
+        else:
+            torch.index_select(rows.last_ids, 0, self.rows, out=self._ids)
         if has_aux:
             torch.index_select(rows.last_aux, 0, self.rows, out=self._aux)
-        if self._live is not None:
-            torch.index_select(rows.live, 0, self.rows, out=self._live)
-            torch.mul(self._block_D, self._live, out=self._shown)
         return self._batch if has_aux == self._has_aux else self._with_aux(self._batch, has_aux)
 
     def forget(self) -> None:

@@ -9,8 +9,12 @@ from collections.abc import Sequence
 
 import torch
 
+from kestrel.ops import OpTable
+from kestrel.runner.results import pack
 from kestrel.runner.rows import RowTables
 from kestrel.sampling import Sampled, Sampler
+from kestrel.sampling.params import Needs
+from kestrel.spi.backend import OpQuery
 from kestrel.spi.batch import Batch
 from kestrel.spi.driver import TokenDriver
 
@@ -20,9 +24,12 @@ __all__ = ["Programs"]
 class Programs:
     """F and S of one model, over the tables of its rows. ``tracks_life``: steps overlap, so S must tell F who died."""
 
-    def __init__(self, driver: TokenDriver, sampler: Sampler, rows: RowTables, *, tracks_life: bool) -> None:
+    def __init__(
+        self, driver: TokenDriver, sampler: Sampler, rows: RowTables, ops: OpTable, *, tracks_life: bool
+    ) -> None:
         self._driver, self._sampler, self._rows = driver, sampler, rows
         self._tracks_life = tracks_life
+        self._row_results = ops.resolve(OpQuery.of("row_results"))
         self._aux_fn = driver.aux_logits if driver.spec.aux_width else None
 
     def forward(self, batch: Batch) -> torch.Tensor:
@@ -49,6 +56,21 @@ class Programs:
             alive_N = torch.add(sampled.status, sampled.stopped).eq_(0)
             tables.live.index_copy_(0, rows_N, tables.live.index_select(0, rows_N).mul_(alive_N))
         return sampled
+
+    def choose_packed(
+        self, h_NC: torch.Tensor, needs: int, rows_N: torch.Tensor
+    ) -> tuple[Sampled, torch.Tensor]:
+        """As ``choose``, and ``results.pack`` of what it gives."""
+        if needs & (Needs.AUX | Needs.LOGPROBS):
+            sampled = self.choose(h_NC, needs, rows_N)
+            return sampled, pack(sampled)
+        sampled = self._sampler.sample_as(self._driver.logits(h_NC), needs, rows_N)
+        tables = self._rows
+        live_R = tables.live if self._tracks_life else None
+        packed: torch.Tensor = self._row_results(
+            sampled.ids, sampled.stopped, sampled.status, rows_N, tables.last_ids, live_R
+        )
+        return sampled, packed
 
     def logprobs(self, h_NC: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
         """Unmasked natural-log probabilities [N, K] of ``ids`` after each hidden state."""

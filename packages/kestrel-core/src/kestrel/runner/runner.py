@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from kestrel.device.graphs import Graphs
+from kestrel.ops import OpTable, resolve_ops
 from kestrel.runner.chunks import ChunkRun
 from kestrel.runner.decode import DecodeStage
 from kestrel.runner.decoder import Decoder
@@ -41,7 +42,9 @@ class Runner:
         overlaps: bool,
         device: torch.device,
         pads: bool = False,
+        ops: OpTable | None = None,
     ) -> None:
+        """``ops``: who serves what launches begin and end with; None: the references."""
         spec = driver.spec
         self._driver, self._device, self._features = driver, device, features
         self._max_rows, self._max_len, self._overlaps, self._pads = max_rows, max_len, overlaps, pads
@@ -50,7 +53,8 @@ class Runner:
         self.rows = RowTables(
             self.states, self.staging, max_rows=max_rows, max_len=max_len, aux_width=spec.aux_width
         )
-        self._programs = Programs(driver, sampler, self.rows, tracks_life=overlaps)
+        self._ops = resolve_ops() if ops is None else ops
+        self._programs = Programs(driver, sampler, self.rows, self._ops, tracks_life=overlaps)
         self._results = ResultRing(device)
         self._prefiller = Prefiller(
             self._programs,
@@ -99,6 +103,7 @@ class Runner:
             max_len=self._max_len,
             tracks_life=self._overlaps,
             device=self._device,
+            ops=self._ops,
             is_deterministic=self._pads,
             captured=captured,
         )
