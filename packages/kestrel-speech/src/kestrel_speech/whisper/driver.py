@@ -79,11 +79,14 @@ class WhisperDriver(TokenDriver):
             return prepare_audio(item, self.config)
         raise InvalidRequestError(f"Whisper takes audio; it was given {item.kind!r}")
 
-    def encode(self, kind: str, packed: Sequence[Prepared]) -> torch.Tensor:
-        features = torch.stack([item.tensors["features"] for item in packed]).to(self.device)
+    def pack(self, kind: str, packed: Sequence[Prepared]) -> Sequence[Sequence[torch.Tensor]]:
+        return [[item.tensors["features"][None] for item in packed]]
+
+    def features(self, kind: str, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
+        (windows_NMF,) = inputs
         if self.device.type == "cpu":  # one window fills a CPU; its activations stay in the caches
-            return torch.cat([self.model.encoder(window[None])[0] for window in features])
-        encoded: torch.Tensor = self.model.encoder(features).flatten(0, 1)
+            return torch.cat([self.model.encoder(window[None])[0] for window in windows_NMF])
+        encoded: torch.Tensor = self.model.encoder(windows_NMF).flatten(0, 1)
         return encoded
 
     def write_cross(
