@@ -44,12 +44,13 @@ def top_parts_kernel(logits, sums, tops, stride_n, vocab, COUNT: tl.constexpr, C
     largest = tl.max(x, axis=0)
     tl.store(sums + 2 * part, largest)
     tl.store(sums + 2 * part + 1, tl.sum(tl.exp(x - finite_or_zero(largest)), axis=0))
-    packed = order_of(x).to(tl.int64) * 4294967296 + (0x7FFFFFFF - place).to(tl.int64)
-    packed = tl.where(is_in, packed, LOWEST)
-    for k in range(COUNT):
-        best = tl.max(packed, axis=0)
-        tl.store(tops + part * COUNT + k, best)
-        packed = tl.where(packed == best, LOWEST, packed)
+    if COUNT > 0:
+        packed = order_of(x).to(tl.int64) * 4294967296 + (0x7FFFFFFF - place).to(tl.int64)
+        packed = tl.where(is_in, packed, LOWEST)
+        for k in range(COUNT):
+            best = tl.max(packed, axis=0)
+            tl.store(tops + part * COUNT + k, best)
+            packed = tl.where(packed == best, LOWEST, packed)
 
 
 @triton.jit
@@ -68,15 +69,16 @@ def top_kernel(
     log_sum = log_of(tl.sum(share_C, axis=0))
     x = tl.load(logits + n * stride_n + tl.load(ids + n)).to(tl.float32)
     tl.store(logprob + n, x - largest - log_sum)
-    every = tl.arange(0, BLOCK_T)
-    packed = tl.load(tops + n * chunks * COUNT + every, mask=every < chunks * COUNT, other=LOWEST)
-    for k in range(COUNT):
-        best = tl.max(packed, axis=0)
-        value = value_of((best >> 32).to(tl.int32))
-        place = 0x7FFFFFFF - (best & 0xFFFFFFFF)
-        tl.store(top_ids + n * COUNT + k, tl.minimum(place, vocab - 1))
-        tl.store(top_logprobs + n * COUNT + k, value - largest - log_sum)
-        packed = tl.where(packed == best, LOWEST, packed)
+    if COUNT > 0:
+        every = tl.arange(0, BLOCK_T)
+        packed = tl.load(tops + n * chunks * COUNT + every, mask=every < chunks * COUNT, other=LOWEST)
+        for k in range(COUNT):
+            best = tl.max(packed, axis=0)
+            value = value_of((best >> 32).to(tl.int32))
+            place = 0x7FFFFFFF - (best & 0xFFFFFFFF)
+            tl.store(top_ids + n * COUNT + k, tl.minimum(place, vocab - 1))
+            tl.store(top_logprobs + n * COUNT + k, value - largest - log_sum)
+            packed = tl.where(packed == best, LOWEST, packed)
 
 
 Logprobs = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -117,13 +119,13 @@ def _supports(query: OpQuery) -> Yes | No:
     return supports(query)
 
 
-def _planned(query: OpQuery) -> list[Launch]:
+def _planned(query: OpQuery, count: int) -> list[Launch]:
     logits_NV = torch.empty((2, query.get("vocab")), dtype=dtype_of(query), device="meta")
-    return _launches(logits_NV, torch.empty(2, dtype=torch.int64, device="meta"), query.get("count"))[1]
+    return _launches(logits_NV, torch.empty(2, dtype=torch.int64, device="meta"), count)[1]
 
 
 def _warm(query: OpQuery, row_counts: Sequence[int]) -> Iterable[Callable[[], object]]:
-    return compiled(_planned(query))
+    return compiled([*_planned(query, query.get("count")), *_planned(query, 0)])
 
 
 IMPLS = {"sample_logprobs": Impl(supports=_supports, fn=sample_logprobs, warm=_warm)}
@@ -132,4 +134,4 @@ IMPLS = {"sample_logprobs": Impl(supports=_supports, fn=sample_logprobs, warm=_w
 def compile_cases() -> Iterator[CompileCase]:
     """The twenty likeliest of Qwen 3.5's vocabulary."""
     query = OpQuery.of("sample_logprobs", vocab=248_320, dtype="bfloat16", count=20)
-    yield from cases_of("sample_logprobs", _planned(query))
+    yield from cases_of("sample_logprobs", _planned(query, 20))

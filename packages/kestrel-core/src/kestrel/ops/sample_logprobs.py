@@ -21,8 +21,9 @@ def sample_logprobs(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Natural log-probability [N] of ``ids``; ids [N, K] int64 and log-probabilities of the K = ``count`` likeliest.
 
-    float32 whatever the logits are. Likeliest first. Which of several equal logits is named at the end of the list, and
-    in which order, is the provider's, the same each time; what a row without a finite logit gets is undefined.
+    ``count`` is the query's or 0. float32 whatever the logits are. Likeliest first. Which of several equal logits is
+    named at the end of the list, and in which order, is the provider's, the same each time; what a row without a finite
+    logit gets is undefined.
     """
     logprob_NV = logits_NV.float().log_softmax(1)
     top = logprob_NV.topk(count, dim=1)
@@ -49,6 +50,7 @@ _SHAPES = {  # rows, vocabulary, count
     "odd": (3, 2051, 20),
     "empty": (0, 50, 20),
     "few": (4, 7, 7),
+    "the chosen one alone": (3, 2500, 0),
     "largest": (2, 51_866, 20),
 }
 

@@ -42,6 +42,7 @@ class Needs(IntFlag):
     MIN_P = auto()
     AUX = auto()
     STOP = auto()
+    TOP_LOGPROBS = auto()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -130,6 +131,7 @@ class SamplingParams:
             Needs.MIN_P: draws and self.min_p > 0,
             Needs.AUX: self.needs_aux,
             Needs.STOP: bool(self.stop_ids),
+            Needs.TOP_LOGPROBS: self.logprobs and self.top_logprobs > 0,
         }
         needs = Needs.NONE
         for stage, wanted in facts.items():

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from kestrel.spi.decoding import TokenSet
 
-__all__ = ["banned_ranges", "intersect", "ranges_of"]
+__all__ = ["Ranges", "banned_ranges", "complement", "intersect", "overlaps", "ranges_of"]
 
 Ranges = list[tuple[int, int]]
 
@@ -22,7 +22,7 @@ def ranges_of(tokens: TokenSet, vocab_size: int) -> Ranges:
             merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
         else:
             merged.append((start, end))
-    return _complement(merged, vocab_size) if tokens.inverted else merged
+    return complement(merged, vocab_size) if tokens.inverted else merged
 
 
 def banned_ranges(allowed: TokenSet, vocab_size: int) -> Ranges:
@@ -35,11 +35,12 @@ def intersect(sets: Sequence[TokenSet], vocab_size: int) -> TokenSet:
     left: Ranges = [(0, vocab_size)]
     for tokens in sets:
         right = ranges_of(tokens, vocab_size)
-        left = _overlaps(left, right)
+        left = overlaps(left, right)
     return TokenSet(tuple(left))
 
 
-def _complement(ranges: Ranges, vocab_size: int) -> Ranges:
+def complement(ranges: Ranges, vocab_size: int) -> Ranges:
+    """The ids that sorted, disjoint ranges leave out."""
     out: Ranges = []
     at = 0
     for start, end in ranges:
@@ -51,7 +52,8 @@ def _complement(ranges: Ranges, vocab_size: int) -> Ranges:
     return out
 
 
-def _overlaps(left: Ranges, right: Ranges) -> Ranges:
+def overlaps(left: Ranges, right: Ranges) -> Ranges:
+    """The ids that both hold; sorted, disjoint ranges."""
     out: Ranges = []
     i = j = 0
     while i < len(left) and j < len(right):

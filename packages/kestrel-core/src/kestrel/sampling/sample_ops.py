@@ -94,10 +94,11 @@ class SampleOps:
         return ids_N
 
     def logprobs(
-        self, logits_NV: torch.Tensor, ids_N: torch.Tensor
+        self, logits_NV: torch.Tensor, ids_N: torch.Tensor, needs: Needs
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """As sample_logprobs."""
-        logprob_N, top_ids_NK, top_NK = self.of(logits_NV.dtype).logprobs(logits_NV, ids_N, self._top_count)
+        count = self._top_count if needs & Needs.TOP_LOGPROBS else 0
+        logprob_N, top_ids_NK, top_NK = self.of(logits_NV.dtype).logprobs(logits_NV, ids_N, count)
         return logprob_N, top_ids_NK, top_NK
 
     def advance(self, id_1: torch.Tensor, row_1: torch.Tensor, tables: SampleTables, needs: Needs) -> None:

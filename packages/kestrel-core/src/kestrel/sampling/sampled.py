@@ -42,7 +42,8 @@ class Sampled:
     ``ids`` int64 [N]; ``aux`` int64 [N, W], 0 in columns that the id does not name, and everywhere unless ``has_aux``
     (a row asked for bins); ``stopped`` bool [N]: a stop id; ``status`` uint8 [N] of RowStatus. Read them only: what
     no row needed is shared between steps. ``logprob`` float32 [N] and the most likely ``top_ids`` and ``top_logprobs``
-    [N, up to 20] are None when no row asked; cut them to each row's own ``top_logprobs``.
+    [N, up to 20] are None when no row asked, and [N, 0] when none asked for the likeliest; cut them to each row's own
+    ``top_logprobs``.
     """
 
     ids: torch.Tensor

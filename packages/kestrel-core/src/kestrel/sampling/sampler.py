@@ -20,6 +20,7 @@ from kestrel.config import MAX_TOP_LOGPROBS
 from kestrel.device import Staging
 from kestrel.ops import OpTable
 from kestrel.sampling.host_draw import draw_on_host
+from kestrel.sampling.host_process import process_on_host
 from kestrel.sampling.params import Needs, SamplingParams
 from kestrel.sampling.rows import SampleRows
 from kestrel.sampling.sample_ops import SampleOps
@@ -195,14 +196,15 @@ class Sampler:
             return self._plain(logits_NV, needs, rows, blank)
         bits, ops, tables = Needs(needs), self._ops, self._rows.tables
         if bits & _CHANGED:
-            processed_NV, ids_N, best_N, first_N = ops.process(logits_NV, rows, tables, bits)
+            process = process_on_host if self._looks else ops.process
+            processed_NV, ids_N, best_N, first_N = process(logits_NV, rows, tables, bits)
         else:
             processed_NV = logits_NV
             ids_N, best_N = ops.argmax(logits_NV)
             first_N = best_N
         if bits & Needs.DRAW:
             ids_N = self._draw(processed_NV, best_N, ids_N, rows, bits)
-        top = ops.logprobs(processed_NV, ids_N) if bits & Needs.LOGPROBS else (None, None, None)
+        top = ops.logprobs(processed_NV, ids_N, bits) if bits & Needs.LOGPROBS else (None, None, None)
         stopped_N, status_N = ops.commit(
             ids_N, first_N, best_N, rows, tables, bits, advances=bool(bits & ~_PLAIN), dtype=logits_NV.dtype
         )
