@@ -72,6 +72,7 @@ def program(made: Sampler, logits: torch.Tensor) -> tuple[torch.cuda.CUDAGraph, 
     needs = made.program_of(made.needs_of(range(len(logits))))
     made.prepare(needs)
     stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         made.sample_as(logits, needs, rows)
     torch.cuda.current_stream().wait_stream(stream)
