@@ -12,7 +12,10 @@ from kestrel.testing.toy_expected import Expected
 from kestrel.testing.toys import COORD, FakeTokenDriver, ToyHybrid, toy_media
 from kestrel.types import Layout, Span
 
-pytestmark = pytest.mark.gpu
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype"),
+]
 
 CUDA = torch.device("cuda:0")
 
@@ -20,8 +23,8 @@ CUDA = torch.device("cuda:0")
 @contextlib.contextmanager
 def no_sync():
     """Whatever waits for the device raises."""
-    torch.cuda.set_sync_debug_mode("error")
     try:
+        torch.cuda.set_sync_debug_mode("error")
         yield
     finally:
         torch.cuda.set_sync_debug_mode("default")

@@ -9,12 +9,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from kestrel.ops import OpTable
 from kestrel.runner.extents import DecodeExtents
 from kestrel.runner.mirror import PackedMirror
 from kestrel.runner.rows import RowTables
 from kestrel.runner.states import Places, StateMap
-from kestrel.spi.backend import OpQuery
+from kestrel.spi.backend import OpCall
 from kestrel.spi.batch import Batch, Limits
 from kestrel.state import Lease
 
@@ -55,7 +54,7 @@ class DecodeStage:
         max_len: int,
         tracks_life: bool,
         device: torch.device,
-        ops: OpTable,
+        row_inputs: OpCall,
         is_deterministic: bool = False,
         captured: bool = False,
     ) -> None:
@@ -77,7 +76,7 @@ class DecodeStage:
         self._block_D, self._fixed_D, self._small_D = tensor["block"], tensor["fixed"], tensor["small"]
         self._shown = torch.zeros_like(self._block_D) if tracks_life else self._block_D
         self._tracks_life = tracks_life
-        self._row_inputs = ops.resolve(OpQuery.of("row_inputs"))
+        self._row_inputs = row_inputs
         self._ids = torch.zeros(size, dtype=torch.int64, device=device)
         self._aux = torch.zeros(size, rows.last_aux.shape[1], dtype=torch.int64, device=device)
         self._no_media = torch.full((size,), -1, dtype=torch.int64, device=device)

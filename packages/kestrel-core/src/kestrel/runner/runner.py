@@ -20,6 +20,7 @@ from kestrel.runner.results import Pending, ResultRing
 from kestrel.runner.rows import RowTables
 from kestrel.runner.states import StateMap
 from kestrel.sampling import Sampler
+from kestrel.spi.backend import OpQuery
 from kestrel.spi.driver import TokenDriver
 from kestrel.state import FeaturePool, Lease, StateCache
 from kestrel.types import Prepared
@@ -53,8 +54,9 @@ class Runner:
         self.rows = RowTables(
             self.states, self.staging, max_rows=max_rows, max_len=max_len, aux_width=spec.aux_width
         )
-        self._ops = resolve_ops() if ops is None else ops
-        self._programs = Programs(driver, sampler, self.rows, self._ops, tracks_life=overlaps)
+        ops = resolve_ops() if ops is None else ops
+        self._row_inputs = ops.resolve(OpQuery.of("row_inputs"))
+        self._programs = Programs(driver, sampler, self.rows, ops, tracks_life=overlaps)
         self._results = ResultRing(device)
         self._prefiller = Prefiller(
             self._programs,
@@ -103,7 +105,7 @@ class Runner:
             max_len=self._max_len,
             tracks_life=self._overlaps,
             device=self._device,
-            ops=self._ops,
+            row_inputs=self._row_inputs,
             is_deterministic=self._pads,
             captured=captured,
         )
