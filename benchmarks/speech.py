@@ -1,15 +1,18 @@
 """How fast Whisper listens on a CPU, beside faster-whisper (CTranslate2) and openai-whisper, on the same weights.
 
-    python benchmarks/speech.py [--models tiny.en base] [--rounds 3] [--threads 2] [--only kestrel …] [--no-batch]
+    python benchmarks/speech.py [--models tiny.en base] [--rounds 3] [--threads 2] [--only kestrel …] [--batches 1 8]
 
 Real weights and speech from the package registry; the others are measured where they are installed
 (``hatch run oracles:python benchmarks/speech.py``). All are greedy at temperature 0, English, with segment times,
-float32 unless named int8. Batch 1: seven recordings, 78 s, one after the other. Batch 8: eight recordings at once
-(faster-whisper batches pieces of one file only: it hears the eight joined; and one after the other for comparison).
+float32 unless named int8. Batch 1: seven recordings, 79 s, one after the other. Batch 8: eight recordings at once
+(faster-whisper batches pieces of one file only: it hears the eight joined; openai-whisper one after the other).
 
-Rounds alternate between implementations, the best of each counts: other jobs of the machine disturb all alike. Every
-recording is a hair quieter each time, so that Kestrel does not find it in its cache. RTFx is seconds of sound per
-second; CPU seconds add up all threads.
+Rounds alternate between implementations and start with another one each time: other jobs of the machine disturb all
+alike. Times are medians over rounds. "Kestrel is" compares each round of an implementation with Kestrel's of the same
+turn, by wall time and by CPU time (which waits for nobody): the median of these ratios, and the least and greatest.
+"behind the encoder" is the ratio of CPU times without what both spend in the encoder; with one thread only, since the
+others' time is not seen. Every recording is a hair quieter each time, so that Kestrel does not find it in its cache.
+RTFx is seconds of sound per second; CPU seconds add up all threads.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ import argparse
 import concurrent.futures
 import itertools
 import platform
+import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -37,6 +41,7 @@ from realweights.oracles import FasterWhisper, OpenAIWhisper, error_rate
 from kestrel.config import RuntimeConfig
 from kestrel.engine import SyncEngine
 from kestrel.media import SAMPLE_RATE, open_audio
+from kestrel_speech.whisper.encoder import Encoder
 
 BATCH = 8
 PAUSE_S = 1.0
@@ -50,35 +55,69 @@ class Run:
     work: Callable[[], list[str]]
     wall_s: list[float] = field(default_factory=list)
     cpu_s: list[float] = field(default_factory=list)
+    rest_cpu_s: list[float] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
 
     def once(self) -> None:
         """Measure one round."""
+        encoders.cpu_s = 0.0
         wall, cpu = time.perf_counter(), time.process_time()
         self.texts = self.work()
         self.wall_s.append(time.perf_counter() - wall)
         self.cpu_s.append(time.process_time() - cpu)
+        self.rest_cpu_s.append(self.cpu_s[-1] - encoders.cpu_s)
+
+    @property
+    def has_encoder(self) -> bool:
+        """Its encoder is one of those watched."""
+        return all(rest < cpu for rest, cpu in zip(self.rest_cpu_s, self.cpu_s, strict=True))
+
+
+class Encoders:
+    """Adds up the CPU seconds that encoders written in torch take in their own thread."""
+
+    def __init__(self) -> None:
+        self.cpu_s = 0.0
+
+    def watch(self, module: type[torch.nn.Module]) -> None:
+        """Time ``module``'s forward pass from now on."""
+        plain = module.forward
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            started = time.thread_time()
+            made = plain(*args, **kwargs)
+            self.cpu_s += time.thread_time() - started
+            return made
+
+        module.forward = timed  # type: ignore[method-assign]
+
+
+encoders = Encoders()
 
 
 def main() -> None:
     """Print a table per model and batch."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", nargs="+", default=["tiny.en", "base"], choices=list(realweights.WHISPER))
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--only", nargs="+", help="parts of the names of implementations to measure")
-    parser.add_argument("--no-batch", action="store_true", help="batch 1 alone")
+    parser.add_argument("--batches", nargs="+", type=int, default=[1, BATCH], choices=[1, BATCH])
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
+    encoders.watch(Encoder)
     samples = [*realweights.librivox(), *realweights.recordings()]
     sounds = [heard(sample.path) for sample in samples]
     said = [sample.text for sample in samples]
     print(f"{platform.processor() or platform.machine()}, {args.threads} threads, torch {torch.__version__}")
     for model in args.models:
         listeners = implementations(model, args.threads, args.only)
-        report(model, 1, [Run(name, partial(one_by_one, hear, sounds)) for name, hear in listeners.items()],
-               sounds, said, args.rounds)  # fmt: skip
-        if args.no_batch:
+        for hear in listeners.values():
+            hear(fresh(sounds[0]))  # warms up
+        if 1 in args.batches:
+            runs = [Run(name, partial(one_by_one, hear, sounds)) for name, hear in listeners.items()]
+            report(model, 1, runs, sounds, said, args.rounds)
+        if BATCH not in args.batches:
             continue
         eight = [sounds[i % len(sounds)] for i in range(BATCH)]
         words = [said[i % len(said)] for i in range(BATCH)]
@@ -132,6 +171,11 @@ def faster(model: str, compute_type: str, threads: int) -> Callable[..., str]:
 def openai(model: str) -> Callable[..., str]:
     """openai-whisper."""
     other = OpenAIWhisper(model)
+    from whisper.model import AudioEncoder
+
+    if AudioEncoder not in _watched:
+        _watched.append(AudioEncoder)
+        encoders.watch(AudioEncoder)
     return lambda samples: other.transcribe(samples, language="en").text
 
 
@@ -143,13 +187,15 @@ def batched_runs(listeners: dict[str, Callable[..., str]], sounds: Sequence[np.n
     for name, hear in listeners.items():
         if name == "kestrel":
             runs.append(Run(f"{name}, at once", partial(at_once, hear, sounds)))
-        if name.startswith("faster-whisper"):
+        elif name.startswith("faster-whisper"):
             runs.append(Run(f"{name}, joined", lambda hear=hear: [hear(fresh(joined), batch_size=BATCH)]))
-        runs.append(Run(f"{name}, one by one", partial(one_by_one, hear, sounds)))
+        else:
+            runs.append(Run(f"{name}, one by one", partial(one_by_one, hear, sounds)))
     return runs
 
 
 _turns = itertools.count(1)
+_watched: list[type] = []
 
 
 def fresh(sound: np.ndarray) -> np.ndarray:
@@ -172,20 +218,40 @@ def report(
     model: str, batch: int, runs: list[Run], sounds: Sequence[np.ndarray], said: Sequence[str], rounds: int
 ) -> None:
     """Measure ``runs`` in turn and print how they compare."""
-    for _ in range(rounds + 1):
-        for run in runs:
-            run.once()
+    for turn in range(rounds):
+        for at in range(len(runs)):
+            runs[(turn + at) % len(runs)].once()
     length_s = sum(map(len, sounds)) / SAMPLE_RATE
-    print(
-        f"\n{model}, batch {batch}: {len(sounds)} recordings, {length_s:.1f} s of sound, best of {rounds} rounds"
-    )
-    print(f"{'':36}{'wall s':>9}{'RTFx':>9}{'CPU s':>9}{'WER':>8}")
+    print(f"\n{model}, batch {batch}: {len(sounds)} recordings, {length_s:.1f} s of sound, {rounds} rounds")
+    print(f"{'':30}{'wall s':>8}{'RTFx':>7}{'CPU s':>8}{'WER':>7}   Kestrel is, by wall   by CPU", end="")
+    print("               behind the encoder" if is_alone() else "")
+    first = runs[0]
     for run in runs:
-        wall_s, cpu_s = min(run.wall_s[1:]), min(run.cpu_s[1:])  # the first round warms up
-        texts = run.texts if len(run.texts) == len(said) else [" ".join(run.texts)]
-        wanted = list(said) if len(texts) == len(said) else [" ".join(said)]
-        errors = error_rate(list(zip(wanted, texts, strict=True)))
-        print(f"{run.name:36}{wall_s:9.2f}{length_s / wall_s:9.1f}{cpu_s:9.2f}{errors:8.1%}")
+        wall_s, cpu_s = statistics.median(run.wall_s), statistics.median(run.cpu_s)
+        line = f"{run.name:30}{wall_s:8.2f}{length_s / wall_s:7.1f}{cpu_s:8.2f}{errors_of(run, said):7.1%}"
+        if run is not first:
+            line += f"   {times(run.wall_s, first.wall_s)}   {times(run.cpu_s, first.cpu_s)}"
+            if is_alone() and run.has_encoder and first.has_encoder:
+                line += f"   {times(run.rest_cpu_s, first.rest_cpu_s)}"
+        print(line, flush=True)
+
+
+def is_alone() -> bool:
+    """One thread computes, whose time is that of the process."""
+    return torch.get_num_threads() == 1
+
+
+def errors_of(run: Run, said: Sequence[str]) -> float:
+    """The word error rate of a run's last round."""
+    if len(run.texts) == len(said):
+        return error_rate(list(zip(said, run.texts, strict=True)))
+    return error_rate([(" ".join(said), " ".join(run.texts))])
+
+
+def times(theirs: Sequence[float], ours: Sequence[float]) -> str:
+    """How many times as fast we are: the median over rounds, the least and the greatest."""
+    ratios = [a / b for a, b in zip(theirs, ours, strict=True)]
+    return f"{statistics.median(ratios):.2f} x ({min(ratios):.2f}-{max(ratios):.2f})"
 
 
 def heard(path: Path) -> np.ndarray:
