@@ -26,6 +26,7 @@ CONFIGS = {
     "gemm with the weight on the left": replace(GEMM, swap=True, bn=32),
     "gemm of two bands": replace(GEMM, bm=8),
     "split": replace(GEMM, split=3),
+    "tiles by the tensor memory unit": replace(GEMM, tma=True, split=2, bn=32, swap=True),
     "split unevenly": replace(GEMM, split=2, swap=True, bk=64),
 }
 K, N = 224, 44
@@ -105,7 +106,7 @@ def test_leading_axes_are_kept(place: torch.device) -> None:
 
 def test_counters_are_back_at_zero_after_a_split_product(place: torch.device) -> None:
     started, _ = launch(CONFIGS["split"], _operands(place, 13, None, None), overlaps=False)
-    counted = started.args[9]
+    counted = started.args[11]
     started.run()
     assert not counted.any()
     assert not counters(place, 4).any()

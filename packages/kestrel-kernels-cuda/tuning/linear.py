@@ -83,20 +83,23 @@ def gemvs(shape: Shape) -> Iterator[Config]:
 
 
 TILES = {
-    # bm: (bn, bk, stages, warps, swap); a gated product has two tiles of the weight, so half of bn
-    16: ((64, 128, 4, 4, 1), (64, 128, 6, 4, 1), (64, 256, 3, 4, 1), (128, 64, 5, 4, 1), (128, 128, 3, 4, 1),
-         (16, 256, 4, 4, 0), (32, 128, 5, 4, 0), (32, 256, 4, 4, 0)),
-    32: ((64, 128, 4, 4, 1), (64, 128, 5, 4, 1), (128, 64, 5, 4, 1), (128, 128, 3, 4, 1)),
-    64: ((128, 64, 4, 4, 1), (128, 64, 5, 4, 1), (128, 128, 3, 4, 1), (64, 128, 4, 4, 1), (128, 64, 4, 8, 1),
-         (128, 64, 4, 4, 0), (64, 128, 4, 4, 0), (256, 64, 3, 8, 1)),
-    128: ((128, 64, 4, 8, 1), (128, 64, 4, 8, 0), (256, 64, 3, 8, 1), (64, 64, 5, 4, 1)),
-    256: ((128, 64, 3, 8, 1), (64, 64, 4, 8, 1)),
+    # bm: (bn, bk, stages, warps, swap, tma); a gated product has two tiles of the weight, so half of bn
+    16: ((64, 128, 4, 4, 1, 0), (64, 128, 6, 4, 1, 0), (64, 128, 5, 4, 1, 1), (64, 256, 3, 4, 1, 0),
+         (64, 256, 3, 4, 1, 1), (128, 128, 3, 4, 1, 1), (128, 64, 6, 4, 1, 1), (16, 256, 4, 4, 0, 0),
+         (32, 128, 5, 4, 0, 0), (32, 256, 4, 4, 0, 0)),
+    32: ((64, 128, 4, 4, 1, 0), (64, 128, 5, 4, 1, 1), (128, 64, 6, 4, 1, 1), (128, 128, 3, 4, 1, 1),
+         (128, 128, 3, 4, 1, 0)),
+    64: ((128, 64, 4, 4, 1, 0), (128, 64, 4, 4, 1, 1), (128, 64, 6, 4, 1, 1), (128, 128, 3, 8, 1, 1),
+         (64, 128, 4, 4, 1, 1), (128, 64, 4, 8, 1, 1), (128, 64, 4, 4, 0, 1), (64, 128, 4, 4, 0, 0),
+         (256, 64, 3, 8, 1, 1)),
+    128: ((128, 64, 4, 8, 1, 0), (128, 64, 4, 8, 1, 1), (128, 64, 4, 8, 0, 1), (256, 64, 3, 8, 1, 1)),
+    256: ((128, 64, 3, 8, 1, 1), (64, 64, 4, 8, 1, 1)),
 }  # fmt: skip
 
 
 def gemms(shape: Shape, bm: int) -> Iterator[Config]:
     """Configurations of tiles ``bm`` rows high, split so that the processors have one or two each."""
-    for bn, bk, stages, warps, swap in TILES[bm]:
+    for bn, bk, stages, warps, swap, tma in TILES[bm]:
         bn = max(16, bn // 2) if is_gated(shape.epilogue) and bn > 32 else bn
         if shape.k % bk or (swap and bn < 64 and not is_gated(shape.epilogue)):
             continue
@@ -105,7 +108,15 @@ def gemms(shape: Shape, bm: int) -> Iterator[Config]:
         enough = [s for s in splits if tiles * s >= 0.7 * PROCESSORS] or splits[-1:]
         for split in enough[:2]:
             yield Config(
-                kernel="gemm", bm=bm, bn=bn, bk=bk, stages=stages, warps=warps, split=split, swap=bool(swap)
+                kernel="gemm",
+                bm=bm,
+                bn=bn,
+                bk=bk,
+                stages=stages,
+                warps=warps,
+                split=split,
+                swap=bool(swap),
+                tma=bool(tma),
             )
 
 
@@ -303,13 +314,17 @@ def report(shape: Shape, rows: int, found: list[tuple[float, Config]], fused: fl
     best = found[0][0]
     blas = next(us for us, c in found if c.kernel == "blas")
     rate = shape.n * shape.k * 2 / 1e6
-    ours = next((f"{us:.1f} {c.bm}x{c.bn}x{c.bk} w{c.warps} st{c.stages} sp{c.split} {'swap' if c.swap else ''}"
-                 for us, c in found if c.kernel != "blas"), "none")  # fmt: skip
+    ours = next((f"{us:.1f} {_told(c)}" for us, c in found if c.kernel != "blas"), "none")
     print(
         f"{shape.name:24} {rows:4}: {best:7.1f} us {rate / best:5.2f} TB/s, torch {blas:7.1f}, ours {ours}, "
         f"with norm {fused:.1f}",
         flush=True,
     )
+
+
+def _told(c: Config) -> str:
+    ways = f"{' swap' if c.swap else ''}{' tma' if c.tma else ''}"
+    return f"{c.bm}x{c.bn}x{c.bk} w{c.warps} st{c.stages} sp{c.split}{ways}"
 
 
 def _fields(config: Config) -> dict[str, object]:

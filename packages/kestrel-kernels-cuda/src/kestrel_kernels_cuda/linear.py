@@ -132,4 +132,4 @@ def compile_cases() -> Iterator[CompileCase]:
     yield case_of(Product(n=2560, k=9216, rows=16), "residual")
     yield case_of(replace(gated, rows=16), "silu_mul", norm="rms_plus_one", archs=(90,))
     yield case_of(Product(n=2560, k=9216, rows=64), "residual")
-    yield case_of(replace(gated, rows=64), "silu_mul", archs=(90,))
+    yield case_of(replace(gated, rows=64), "silu_mul", archs=(90,), tma=True)

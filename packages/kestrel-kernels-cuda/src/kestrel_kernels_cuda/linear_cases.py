@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from kestrel_kernels_cuda.compiling import CompileCase
@@ -17,10 +18,16 @@ TENSORS = (
 
 
 def case_of(
-    product: Product, epilogue: str = "none", *, norm: str = "none", archs: tuple[int, ...] = (80, 90)
+    product: Product,
+    epilogue: str = "none",
+    *,
+    norm: str = "none",
+    archs: tuple[int, ...] = (80, 90),
+    tma: bool = False,
 ) -> CompileCase:
     """``product`` of bfloat16 as sm_90 is configured; with the overlap of kernels when it is for sm_90 alone."""
     config = choose(product, 90)
+    config = replace(config, tma=True) if tma else config
     assert config.kernel != "blas", f"torch computes {product}"
     constants: dict[str, Any] = {
         "K": product.k, "BN": config.bn, "BK": config.bk, "EPILOGUE": epilogue, "BIAS": norm == "layer", "NORM": norm,
@@ -32,11 +39,19 @@ def case_of(
     aligned: tuple[str, ...] = ("n",)
     if config.kernel == "gemm":
         constants |= {"BM": config.bm, "SPLIT": config.split, "SWAP": config.swap, "STAGES": config.stages}
+        constants["TMA"] = config.tma
+        signature |= {"x_tiles": "*bf16", "w_tiles": "*bf16"}
+        if config.tma:
+            kind = "fp8e4nv" if product.scaled else "bf16"
+            signature |= {
+                "x_tiles": f"tensordesc<bf16[{config.bm}, {config.bk}]>",
+                "w_tiles": f"tensordesc<{kind}[{config.bn}, {config.bk}]>",
+            }
         signature |= dict.fromkeys(("m", "x_stride", "residual_stride"), "i32")
         signature |= {"partial_ptr": "*fp32", "counter_ptr": "*i32"}
         aligned = ("n", "x_stride", "residual_stride")
     return CompileCase(
-        name=f"linear {config.kernel} {product.key} {product.rows} {norm}",
+        name=f"linear {config.kernel} {product.key} {product.rows} {norm}{' tma' if config.tma else ''}",
         kernel=gemv_kernel if config.kernel == "gemv" else gemm_kernel,
         signature=signature,
         constexprs=constants,

@@ -27,7 +27,8 @@ BLOCK = 128  # rows and columns of an 8-bit weight that share a scale
 class Config:
     """``kernel``: "gemv" (one row), "gemm" or "blas" (torch; the rest does not apply). ``bm`` × ``bn`` outputs a
     program (gated: ``bn`` of each half), ``bk`` inputs at a time, ``split`` programs to a tile's inputs; ``swap``: the
-    weight is the left operand. ``fused``: also worth its while with the norm before it."""
+    weight is the left operand; ``tma``: tiles come by the tensor memory unit (sm_90). ``fused``: also worth its while
+    with the norm before it."""
 
     kernel: Literal["gemv", "gemm", "blas"]
     bm: int = 1
@@ -37,6 +38,7 @@ class Config:
     stages: int = 1
     split: int = 1
     swap: bool = False
+    tma: bool = False
     fused: bool = True
 
 

@@ -12,17 +12,18 @@ __all__ = ["gemm_kernel"]
 
 @triton.jit(do_not_specialize=["m"])
 def gemm_kernel(
-    x_ptr, w_ptr, scale_ptr, bias_ptr, residual_ptr, gain_ptr, shift_ptr, out_ptr, partial_ptr, counter_ptr,
-    m, n, x_stride, residual_stride, eps,
+    x_tiles, w_tiles, x_ptr, w_ptr, scale_ptr, bias_ptr, residual_ptr, gain_ptr, shift_ptr, out_ptr,
+    partial_ptr, counter_ptr, m, n, x_stride, residual_stride, eps,
     K: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SPLIT: tl.constexpr,
     SWAP: tl.constexpr, STAGES: tl.constexpr, EPILOGUE: tl.constexpr, BIAS: tl.constexpr, NORM: tl.constexpr,
-    BLOCK: tl.constexpr, PDL: tl.constexpr,
+    BLOCK: tl.constexpr, TMA: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """``out`` [m, n] = epilogue(norm(``x`` [m, K]) · ``w`` [n or 2n, K] transposed), BM × BN outputs a program.
 
     ``SWAP``: the weight is the left operand, so that few rows fill a matrix unit that wants 64 on its left. ``SPLIT``
     programs share a tile's inputs; the last to finish adds all partial sums, always in the same order. ``BLOCK``: rows
-    and columns of an 8-bit weight that share a scale (BN and BK divide it), 0 for one without scales.
+    and columns of an 8-bit weight that share a scale (BN and BK divide it), 0 for one without scales. ``TMA``: tiles
+    come by the tensor memory unit (sm_90) through the descriptors ``x_tiles`` and ``w_tiles``, else by threads' copies.
     """
     GATED: tl.constexpr = EPILOGUE == "silu_mul" or EPILOGUE == "gelu_tanh_mul"
     STEPS: tl.constexpr = triton.cdiv(triton.cdiv(K, BK), SPLIT)
@@ -57,7 +58,10 @@ def gemm_kernel(
     for step in tl.range(0, STEPS, num_stages=STAGES):
         start = step * BK
         inside = columns + start < K
-        if STEPS * BK * SPLIT == K:
+        if TMA:
+            w = w_tiles.load([tl.program_id(1) * BN, first + start])
+            x = x_tiles.load([tl.program_id(0) * BM, first + start])
+        elif STEPS * BK * SPLIT == K:
             w = tl.load(w_ptrs + start, eviction_policy="evict_first")
             x = tl.load(x_ptrs + start)
         else:
@@ -77,7 +81,9 @@ def gemm_kernel(
             x = wide.to(x_ptr.dtype.element_ty)
         acc = _product(w, x, acc, scale_ptr, tl.program_id(1) * BN, first + start, K, SWAP, BLOCK)
         if GATED:
-            if STEPS * BK * SPLIT == K:
+            if TMA:
+                up = w_tiles.load([n + tl.program_id(1) * BN, first + start])
+            elif STEPS * BK * SPLIT == K:
                 up = tl.load(up_ptrs + start, eviction_policy="evict_first")
             else:
                 up = tl.load(up_ptrs + start, mask=inside[None, :], other=0.0, eviction_policy="evict_first")

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import triton
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kestrel_kernels_cuda.launch import Launch
 from kestrel_kernels_cuda.linear_config import BLOCK, Config, Product, choose, is_gated
@@ -113,11 +114,22 @@ def launch(config: Config, operands: Operands, *, overlaps: bool) -> tuple[Launc
     if config.kernel == "gemv":
         return Launch(gemv_kernel, (columns,), (*tensors, o.outputs, eps), meta), out
     assert norm is None or config.split == 1, "a norm needs all of a row in one program"
-    meta |= {"BM": config.bm, "SPLIT": config.split, "SWAP": config.swap, "STAGES": config.stages}
+    meta |= {
+        "BM": config.bm,
+        "SPLIT": config.split,
+        "SWAP": config.swap,
+        "STAGES": config.stages,
+        "TMA": config.tma,
+    }
     bands = triton.cdiv(rows, config.bm)
     scratch = _scratch(config, o, bands * columns)
     strides = o.x.stride(0), 0 if o.residual is None else o.residual.stride(0)
-    args = (*tensors, *scratch, rows, o.outputs, *strides, eps)
+    tiles = (
+        (_tiles(o.x, config.bm, config.bk), _tiles(o.weight, config.bn, config.bk))
+        if config.tma
+        else (o.x, o.x)
+    )
+    args = (*tiles, *tensors, *scratch, rows, o.outputs, *strides, eps)
     return Launch(gemm_kernel, (bands, columns, config.split), args, meta), out
 
 
@@ -128,6 +140,13 @@ def _scratch(config: Config, o: Operands, tiles: int) -> tuple[torch.Tensor, tor
     halves = 2 if is_gated(o.epilogue) else 1
     size = tiles * config.split * halves * config.bm * config.bn
     return torch.empty(size, dtype=torch.float32, device=o.x.device), counters(o.x.device, tiles)
+
+
+def _tiles(matrix: torch.Tensor, rows: int, columns: int) -> TensorDescriptor:
+    """How the tensor memory unit finds tiles of ``matrix``; what lies outside reads as zero."""
+    if matrix.data_ptr() % 16 or matrix.stride(0) * matrix.itemsize % 16:
+        matrix = matrix.clone(memory_format=torch.contiguous_format)
+    return TensorDescriptor(matrix, list(matrix.shape), [matrix.stride(0), 1], [rows, columns])
 
 
 def _or(tensor: torch.Tensor | None, other: torch.Tensor) -> torch.Tensor:
