@@ -65,5 +65,7 @@ def token_logprobs(
     logprob: float, top_ids: Sequence[int] = (), top_logprobs: Sequence[float] = (), *, count: int = 0
 ) -> TokenLogprobs:
     """Host values of one token as users see them: ``count`` likeliest, masked ones left out (valid strict JSON)."""
+    if not count:  # nearly always, for every row of a step
+        return TokenLogprobs(logprob=logprob)
     pairs = zip(top_ids[:count], top_logprobs[:count], strict=True)
     return TokenLogprobs(logprob=logprob, top=tuple((i, value) for i, value in pairs if math.isfinite(value)))
