@@ -224,13 +224,13 @@ def encodes(monkeypatch):
     from kestrel_moondream.driver import MoondreamDriver
 
     seen = []
-    original = MoondreamDriver.encode
+    original = MoondreamDriver.pack
 
-    def encode(self, kind, packed):
+    def pack(self, kind, packed):
         seen.append((kind, len(packed)))
         return original(self, kind, packed)
 
-    monkeypatch.setattr(MoondreamDriver, "encode", encode)
+    monkeypatch.setattr(MoondreamDriver, "pack", pack)
     return seen
 
 

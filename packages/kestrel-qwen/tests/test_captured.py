@@ -1,15 +1,18 @@
 """A tiny model with prefill, decode and sampling as programs, played on the CPU: the answers of launches op by op."""
 
 import asyncio
+from functools import partial
 
 import numpy as np
 import pytest
 
 from kestrel.config import RuntimeConfig
 from kestrel.engine import InferenceEngine, decode_path, prefill_path
+from kestrel.lanes import build
 from kestrel.ops import OpTable
 from kestrel.plugins import PluginHost
 from kestrel.runner import prefill_programs
+from kestrel.sampling import Sampler
 from kestrel.skills import builtin_skills
 from kestrel.testing.graphs import ReplayGraphs
 from kestrel_qwen import QwenFamily, plugin
@@ -24,6 +27,7 @@ def launched(monkeypatch):
     for module in (decode_path, prefill_path):
         monkeypatch.setattr(module, "graphs_for", lambda device: graphs)
     monkeypatch.setattr(OpTable, "eager_in", lambda table, program: [])
+    monkeypatch.setattr(build, "Sampler", partial(Sampler, branch_free=True))
     monkeypatch.setattr(prefill_programs, "SIZES", (16, 128))
     launch = prefill_programs.PrefillPrograms.launch
 

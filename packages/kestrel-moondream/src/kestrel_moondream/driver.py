@@ -89,11 +89,23 @@ class MoondreamDriver(TokenDriver):
                 ranges.append((0 if after_bos else span.start, span.end))
         return replace(layout, bidirectional=tuple(ranges))
 
-    def encode(self, kind: str, packed: Sequence[Prepared]) -> torch.Tensor:
+    def pack(self, kind: str, packed: Sequence[Prepared]) -> Sequence[Sequence[torch.Tensor]]:
+        """Of an image its global crop, then, laid out by its tiling, the local ones if it has any: shapes say all that
+        the encoder has to know. Of spatial references the numbers of all."""
+        if kind != IMAGE:
+            return [[item.tensors["values"].to(torch.float32) for item in packed]]
+        inputs: list[list[torch.Tensor]] = []
+        for item in packed:
+            crops = item.tensors["crops"]
+            inputs.append([crops[:1]])
+            if len(crops) > 1:
+                inputs.append([crops[1:].unflatten(0, item.meta["tiling"])])
+        return inputs
+
+    def features(self, kind: str, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
         if kind == IMAGE:
-            crops = torch.cat([item.tensors["crops"] for item in packed]).to(self.device)
-            return self.model.vision(crops, [item.meta["tiling"] for item in packed]).flatten(0, 1)
-        values = torch.cat([item.tensors["values"] for item in packed]).to(torch.float32).to(self.device)
+            return self.model.vision(*_crops(inputs)).flatten(0, 1)
+        (values,) = inputs
         region = self.model.region
         features = region.encode_coordinates(values[:, :1])
         if kind == POINT:
@@ -117,3 +129,14 @@ class MoondreamDriver(TokenDriver):
 
     def aux_logits(self, h_NC: torch.Tensor, ids_N: torch.Tensor) -> torch.Tensor:
         return self.model.region.bin_logits(h_NC)
+
+
+def _crops(inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, list[tuple[int, int]]]:
+    """The crops of all images and each image's tiling, of what ``pack`` made of them."""
+    tilings: list[tuple[int, int]] = []
+    for x in inputs:
+        if x.dim() == 4:
+            tilings.append((1, 1))
+        else:
+            tilings[-1] = (x.shape[0], x.shape[1])
+    return torch.cat([x if x.dim() == 4 else x.flatten(0, 1) for x in inputs]), tilings
