@@ -81,7 +81,6 @@ def load_model(
         demand.weight_bytes / 2**20,
     )
     decode = _warm_up(built, blueprint, device, ops, lane, thread, progress, stages)
-    log.info("model %s decodes by %s", blueprint.card.model_id, decode)
     log.info("model %s was made ready in %s", blueprint.card.model_id, stages)
     thread.add(lane)
     return LoadedModel(blueprint, built, lane, thread, shared, ops, decode)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from dataclasses import dataclass
 
 import torch
@@ -78,6 +79,7 @@ def capture_decode(
 
 
 def _captured(graphs: Graphs, lane: TokenLane, thread: DeviceThread, must: bool) -> DecodePath:
+    started = time.perf_counter()
     try:
         thread.call(lambda: lane.capture(graphs)).result()
     except Exception as error:
@@ -89,7 +91,9 @@ def _captured(graphs: Graphs, lane: TokenLane, thread: DeviceThread, must: bool)
                 )
             ) from error
         return _native(f"its capture failed ({said})")
-    return DecodePath(sizes=lane.captured_sizes)
+    path = DecodePath(sizes=lane.captured_sizes)
+    log.info("decode runs as %s, captured in %.1f s", path, time.perf_counter() - started)
+    return path
 
 
 def _forbidden(config: RuntimeConfig, device: torch.device) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -28,7 +29,9 @@ def compile_kernels(ops: OpTable, config: RuntimeConfig) -> None:
         return
     threads = min(MAX_THREADS, os.cpu_count() or 1, len(jobs))
     with ThreadPoolExecutor(threads, initializer=use_device, initargs=(ops.device,)) as pool:
+        started = time.perf_counter()
         failed = [error for error in pool.map(_failure, jobs) if error is not None]
+        log.info("%d kernels were compiled ahead in %.1f s", len(jobs), time.perf_counter() - started)
     if failed:
         log.warning("%d of %d kernels were not compiled ahead", len(failed), len(jobs), exc_info=failed[0])
 
