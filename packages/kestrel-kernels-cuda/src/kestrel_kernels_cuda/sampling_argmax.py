@@ -14,10 +14,12 @@ import triton.language as tl
 from kestrel.spi import Impl, OpQuery
 from kestrel_kernels_cuda.compiling import CompileCase
 from kestrel_kernels_cuda.launch import Launch, dtype_of
+from kestrel_kernels_cuda.linear_parts import start_next, wait_for_previous
 from kestrel_kernels_cuda.sampling_parts import (
     CHUNK,
     best_of,
     cases_of,
+    chained,
     chunks_of,
     compiled,
     joined,
@@ -29,8 +31,10 @@ __all__ = ["IMPLS", "compile_cases", "sample_argmax"]
 
 
 @triton.jit
-def argmax_kernel(logits, parts, stride_n, vocab, CHUNK: tl.constexpr):
+def argmax_kernel(logits, parts, stride_n, vocab, CHUNK: tl.constexpr, PDL: tl.constexpr):
     """The packed largest logit of each chunk of each row."""
+    start_next(PDL)
+    wait_for_previous(PDL)
     chunk, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     place = chunk * CHUNK + tl.arange(0, CHUNK)
     is_in = place < vocab
@@ -45,7 +49,7 @@ def _launches(logits_NV: torch.Tensor) -> tuple[tuple[torch.Tensor, torch.Tensor
     ids_N, best_N, join = joined(parts_NC, vocab)
     args = (logits_NV, parts_NC, logits_NV.stride(0), vocab)
     first = Launch(argmax_kernel, (chunks_of(vocab), num_rows), args, {"CHUNK": CHUNK})
-    return (ids_N, best_N), [first, join]
+    return (ids_N, best_N), chained([first, join], logits_NV.device)
 
 
 def sample_argmax(logits_NV: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -15,8 +15,9 @@ from kestrel.ops.sample_tables import SampleTables
 from kestrel.spi import Impl, OpQuery
 from kestrel_kernels_cuda.compiling import CompileCase
 from kestrel_kernels_cuda.launch import Launch
+from kestrel_kernels_cuda.linear_parts import start_next, wait_for_previous
 from kestrel_kernels_cuda.sampling_meta import meta_tables
-from kestrel_kernels_cuda.sampling_parts import cases_of, compiled, list_of, supports
+from kestrel_kernels_cuda.sampling_parts import cases_of, chained, compiled, list_of, supports
 
 __all__ = ["IMPLS", "compile_cases", "sample_commit"]
 
@@ -28,8 +29,11 @@ def commit_kernel(
     numbers, num_numbers, stride_numbers, states, stride_states,
     base, offset, following, classes, stride_classes,
     ADVANCES: tl.constexpr, PENALTIES: tl.constexpr, AUTOMATA: tl.constexpr, STOPS: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """As sample_commit, for one row."""
+    start_next(PDL)
+    wait_for_previous(PDL)
     n = tl.program_id(0)
     row = tl.load(rows + n)
     chosen = tl.load(ids + n)
@@ -73,7 +77,8 @@ def _launch(
         bank.base_A, bank.offset_S, bank.next, bank.classes_AV, bank.classes_AV.stride(0),
     )  # fmt: skip
     named = dict(zip(("ADVANCES", "PENALTIES", "AUTOMATA", "STOPS"), flags, strict=True))
-    return stopped_N, status_N, Launch(commit_kernel, (num_rows,), args, {**named, "num_warps": 1})
+    launch = Launch(commit_kernel, (num_rows,), args, {**named, "num_warps": 1})
+    return stopped_N, status_N, *chained([launch], ids_N.device)
 
 
 def sample_commit(

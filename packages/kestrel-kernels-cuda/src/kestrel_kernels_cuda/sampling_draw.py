@@ -15,12 +15,14 @@ from kestrel.ops.sample_tables import SampleTables
 from kestrel.spi import Impl, OpQuery
 from kestrel_kernels_cuda.compiling import CompileCase
 from kestrel_kernels_cuda.launch import Launch, dtype_of, power_of_two
+from kestrel_kernels_cuda.linear_parts import start_next, wait_for_previous
 from kestrel_kernels_cuda.sampling_meta import meta_tables
 from kestrel_kernels_cuda.sampling_parts import (
     CHUNK,
     LOWEST,
     best_of,
     cases_of,
+    chained,
     chunks_of,
     compiled,
     log_of,
@@ -61,8 +63,11 @@ def draw_kernel(
     logits, stride_n, best, rows, floats, stride_floats, ints, stride_ints, index, stride_index,
     threshold, cut, near, parts, vocab,
     RANKS: tl.constexpr, MIN_P: tl.constexpr, CHUNK: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """The packed largest score of one chunk."""
+    start_next(PDL)
+    wait_for_previous(PDL)
     chunk, n = tl.program_id(0), tl.program_id(1).to(tl.int64)
     row = tl.load(rows + n)
     temperature = tl.load(floats + row * stride_floats).to(tl.float32)
@@ -90,8 +95,12 @@ def draw_kernel(
 
 
 @triton.jit
-def drawn_kernel(parts, greedy, rows, floats, stride_floats, ids, chunks, vocab, BLOCK_C: tl.constexpr):
+def drawn_kernel(
+    parts, greedy, rows, floats, stride_floats, ids, chunks, vocab, BLOCK_C: tl.constexpr, PDL: tl.constexpr
+):
     """The id of the largest score of each row, or the greedy one."""
+    start_next(PDL)
+    wait_for_previous(PDL)
     n = tl.program_id(0).to(tl.int64)
     row = tl.load(rows + n)
     chosen = tl.load(greedy + n)
@@ -125,11 +134,8 @@ def _launches(
     )  # fmt: skip
     draw = Launch(draw_kernel, (chunks, num_rows), args, {"RANKS": ranks, "MIN_P": min_p, "CHUNK": CHUNK})
     last = (parts_NC, greedy_N, rows_N, *floats, ids_N, chunks, vocab)
-    return ids_N, [
-        *launches,
-        draw,
-        Launch(drawn_kernel, (num_rows,), last, {"BLOCK_C": power_of_two(chunks)}),
-    ]
+    drawn = Launch(drawn_kernel, (num_rows,), last, {"BLOCK_C": power_of_two(chunks)})
+    return ids_N, chained([*launches, draw, drawn], device)
 
 
 def sample_draw(

@@ -14,10 +14,12 @@ import triton.language as tl
 from kestrel.spi import Impl, No, OpQuery, Yes
 from kestrel_kernels_cuda.compiling import CompileCase
 from kestrel_kernels_cuda.launch import Launch, dtype_of, power_of_two
+from kestrel_kernels_cuda.linear_parts import start_next, wait_for_previous
 from kestrel_kernels_cuda.sampling_parts import (
     CHUNK,
     LOWEST,
     cases_of,
+    chained,
     chunks_of,
     compiled,
     log_of,
@@ -34,8 +36,12 @@ MOST_COUNT = 32
 
 
 @triton.jit
-def top_parts_kernel(logits, sums, tops, stride_n, vocab, COUNT: tl.constexpr, CHUNK: tl.constexpr):
+def top_parts_kernel(
+    logits, sums, tops, stride_n, vocab, COUNT: tl.constexpr, CHUNK: tl.constexpr, PDL: tl.constexpr
+):
     """Of one chunk: the largest logit, the sum of exponentials relative to it, and the packed likeliest."""
+    start_next(PDL)
+    wait_for_previous(PDL)
     chunk, n = tl.program_id(0), tl.program_id(1).to(tl.int64)
     part = n * tl.num_programs(0) + chunk
     place = chunk * CHUNK + tl.arange(0, CHUNK)
@@ -57,8 +63,11 @@ def top_parts_kernel(logits, sums, tops, stride_n, vocab, COUNT: tl.constexpr, C
 def top_kernel(
     logits, ids, sums, tops, logprob, top_ids, top_logprobs, stride_n, vocab, chunks,
     COUNT: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_T: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """Joins the chunks of one row."""
+    start_next(PDL)
+    wait_for_previous(PDL)
     n = tl.program_id(0).to(tl.int64)
     chunk = tl.arange(0, BLOCK_C)
     at, is_chunk = sums + 2 * (n * chunks + chunk), chunk < chunks
@@ -102,7 +111,7 @@ def _launches(logits_NV: torch.Tensor, ids_N: torch.Tensor, count: int) -> tuple
     args = (logits_NV, ids_N, sums_NC2, tops_NCK, logprob_N, top_ids_NK, top_NK, stride, vocab, chunks)
     blocks = {"BLOCK_C": power_of_two(chunks), "BLOCK_T": power_of_two(chunks * count)}
     second = Launch(top_kernel, (num_rows,), args, {"COUNT": count, **blocks, "num_warps": 8})
-    return (logprob_N, top_ids_NK, top_NK), [first, second]
+    return (logprob_N, top_ids_NK, top_NK), chained([first, second], device)
 
 
 def sample_logprobs(logits_NV: torch.Tensor, ids_N: torch.Tensor, count: int) -> Logprobs:

@@ -9,6 +9,7 @@ Shapes: N rows of a step, V vocabulary, C chunks of a row.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 
 import torch
 import triton
@@ -18,6 +19,8 @@ from kestrel.ops.sample_tables import RowList
 from kestrel.spi import No, OpQuery, Yes
 from kestrel_kernels_cuda.compiling import CompileCase
 from kestrel_kernels_cuda.launch import Launch, power_of_two, refuse_dtype
+from kestrel_kernels_cuda.linear_launch import overlaps_on
+from kestrel_kernels_cuda.linear_parts import start_next, wait_for_previous
 
 __all__ = [
     "CHUNK",
@@ -26,6 +29,7 @@ __all__ = [
     "chunks_of",
     "compiled",
     "cases_of",
+    "chained",
     "join_kernel",
     "joined",
     "list_of",
@@ -69,8 +73,10 @@ def best_of(x, place, is_in):
 
 
 @triton.jit
-def join_kernel(parts, ids, best, chunks, vocab, BLOCK_C: tl.constexpr):
+def join_kernel(parts, ids, best, chunks, vocab, BLOCK_C: tl.constexpr, PDL: tl.constexpr):
     """Ids and values of the largest of each row."""
+    start_next(PDL)
+    wait_for_previous(PDL)
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.arange(0, BLOCK_C)
     packed = tl.max(tl.load(parts + row * chunks + chunk, mask=chunk < chunks, other=LOWEST), axis=0)
@@ -119,6 +125,12 @@ def compiled(launches: Iterable[Launch]) -> list[Callable[[], object]]:
     return [launch.compile for launch in launches]
 
 
+def chained(launches: Iterable[Launch], device: torch.device) -> list[Launch]:
+    """``launches`` of which each starts, where the device can, while the one before it ends."""
+    meta = {"PDL": True, "launch_pdl": True} if overlaps_on(device) else {"PDL": False}
+    return [replace(launch, meta={**launch.meta, **meta}) for launch in launches]
+
+
 _TYPES = {
     torch.float32: "*fp32",
     torch.float64: "*fp64",
@@ -131,7 +143,7 @@ _TYPES = {
 
 
 def cases_of(name: str, launches: Iterable[Launch]) -> Iterator[CompileCase]:
-    """Cases of launches that were built from tensors of the meta device."""
+    """Cases of launches that were built from tensors of the meta device, as each architecture runs them."""
     for launch in launches:
         names = launch.kernel.arg_names
         given = dict(zip(names, launch.args, strict=False))
@@ -140,10 +152,13 @@ def cases_of(name: str, launches: Iterable[Launch]) -> Iterator[CompileCase]:
             key: _TYPES[value.dtype] if isinstance(value, torch.Tensor) else "i32"
             for key, value in given.items()
         }
-        yield CompileCase(
-            name=f"{name} {launch.kernel.fn.__name__}",
-            kernel=launch.kernel,
-            signature=signature,
-            constexprs=constants,
-            num_warps=launch.meta.get("num_warps", 4),
-        )
+        for arch, overlaps in ((80, False), (90, True)):
+            yield CompileCase(
+                name=f"{name} {launch.kernel.fn.__name__}",
+                kernel=launch.kernel,
+                signature=signature,
+                constexprs={**constants, "PDL": overlaps},
+                num_warps=launch.meta.get("num_warps", 4),
+                archs=(arch,),
+                options={"launch_pdl": True} if overlaps else {},
+            )

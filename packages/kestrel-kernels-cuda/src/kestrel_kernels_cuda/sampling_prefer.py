@@ -11,6 +11,7 @@ import triton.language as tl
 
 from kestrel.ops.sample_tables import RowList
 from kestrel_kernels_cuda.launch import Launch, power_of_two
+from kestrel_kernels_cuda.linear_parts import start_next, wait_for_previous
 from kestrel_kernels_cuda.sampling_parts import CHUNK, best_of, list_of, log_of, order_of, value_of
 
 __all__ = ["member_of", "prefer_launches"]
@@ -36,8 +37,11 @@ def finite_or_zero(x):
 def scan_kernel(
     logits, rows, sums, vocab, chunks, group, num_group, stride_group, unless, num_unless, stride_unless,
     CHUNK: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """Of one chunk: the largest inside, the sum of exponentials relative to it, and the largest outside."""
+    start_next(PDL)
+    wait_for_previous(PDL)
     chunk, n = tl.program_id(0), tl.program_id(1).to(tl.int64)
     row = tl.load(rows + n)
     count = tl.load(num_group + row * stride_group).to(tl.int32)
@@ -64,8 +68,11 @@ def scan_kernel(
 def prefer_kernel(
     logits, rows, sums, parts, vocab, chunks, group, num_group, stride_group, unless, num_unless, stride_unless,
     CHUNK: tl.constexpr, BLOCK_C: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """Mask one chunk outside of a group that wins, in place; the chunk's packed largest is made anew."""
+    start_next(PDL)
+    wait_for_previous(PDL)
     chunk, n = tl.program_id(0), tl.program_id(1).to(tl.int64)
     row = tl.load(rows + n)
     count = tl.load(num_group + row * stride_group).to(tl.int32)

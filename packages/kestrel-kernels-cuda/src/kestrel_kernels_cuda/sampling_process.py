@@ -15,11 +15,13 @@ from kestrel.ops.sample_tables import COUNT, SampleTables
 from kestrel.spi import Impl, OpQuery
 from kestrel_kernels_cuda.compiling import CompileCase
 from kestrel_kernels_cuda.launch import Launch, dtype_of
+from kestrel_kernels_cuda.linear_parts import start_next, wait_for_previous
 from kestrel_kernels_cuda.sampling_meta import meta_tables
 from kestrel_kernels_cuda.sampling_parts import (
     CHUNK,
     best_of,
     cases_of,
+    chained,
     chunks_of,
     compiled,
     joined,
@@ -53,8 +55,11 @@ def process_kernel(
     numbers, num_numbers, stride_numbers, states, stride_states, base, bounds, num_bounds, stride_bounds,
     PENALTIES: tl.constexpr, BIASES: tl.constexpr, STATICS: tl.constexpr, HOSTS: tl.constexpr, AUTOMATA: tl.constexpr,
     CHUNK: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """One chunk of one row, and its packed largest before and after."""
+    start_next(PDL)
+    wait_for_previous(PDL)
     chunk, n = tl.program_id(0), tl.program_id(1).to(tl.int64)
     row = tl.load(rows + n)
     first_place = chunk * CHUNK
@@ -127,7 +132,9 @@ def _launches(
     for group, unless in tables.prefers if prefers else ():
         launches += prefer_launches(processed_NV, rows_N, group, unless, parts_NC)
     ids_2N, best_2N, join = joined(parts_2NC.flatten(0, 1), vocab)
-    return (processed_NV, ids_2N[:num_rows], best_2N[:num_rows], best_2N[num_rows:]), [*launches, join]
+    return (processed_NV, ids_2N[:num_rows], best_2N[:num_rows], best_2N[num_rows:]), chained(
+        [*launches, join], device
+    )
 
 
 def sample_process(

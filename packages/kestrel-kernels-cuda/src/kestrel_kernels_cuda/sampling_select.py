@@ -17,6 +17,7 @@ import triton.language as tl
 
 from kestrel.ops.sample_tables import SampleTables
 from kestrel_kernels_cuda.launch import Launch, power_of_two
+from kestrel_kernels_cuda.linear_parts import start_next, wait_for_previous
 from kestrel_kernels_cuda.sampling_edges import edge_by_bisection, edge_by_ranks, mass_of
 from kestrel_kernels_cuda.sampling_parts import CHUNK, order_of
 
@@ -72,8 +73,11 @@ def histogram_kernel(
     masses,
     vocab,
     CHUNK: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Tokens and mass of one chunk by bin."""
+    start_next(PDL)
+    wait_for_previous(PDL)
     chunk, n = tl.program_id(0), tl.program_id(1).to(tl.int64)
     row = tl.load(rows + n)
     temperature, _, _, has_k, has_p = settings_of(floats, stride_floats, ints, stride_ints, row, vocab)
@@ -102,12 +106,15 @@ def histogram_kernel(
 def pick_kernel(
     rows, floats, stride_floats, ints, stride_ints, counts, masses, bins, bases, offsets, kept, vocab, chunks,
     BLOCK_C: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """The bins of one row in which the edges lie, what is before them, and where each chunk's candidates go.
 
     ``bins`` [N, 3]: the first and last bin, and how many tokens are before them; ``bases`` [N, 2]: the mass before
     them, and of all. ``offsets`` [N, C + 1]. ``kept`` [N, C]: whether a chunk holds tokens that may stay.
     """
+    start_next(PDL)
+    wait_for_previous(PDL)
     n = tl.program_id(0).to(tl.int64)
     row = tl.load(rows + n)
     _, top_k, top_p, has_k, has_p = settings_of(floats, stride_floats, ints, stride_ints, row, vocab)
@@ -147,8 +154,12 @@ def pick_kernel(
 
 
 @triton.jit
-def gather_kernel(logits, stride_n, best, bins, offsets, orders, ids, vocab, CHUNK: tl.constexpr):
+def gather_kernel(
+    logits, stride_n, best, bins, offsets, orders, ids, vocab, CHUNK: tl.constexpr, PDL: tl.constexpr
+):
     """Write down the candidates of one chunk: keys and ids, in the order of ids."""
+    start_next(PDL)
+    wait_for_previous(PDL)
     chunk, n = tl.program_id(0), tl.program_id(1).to(tl.int64)
     at = offsets + n * (tl.num_programs(0) + 1) + chunk
     start = tl.load(at)
@@ -167,8 +178,11 @@ def gather_kernel(logits, stride_n, best, bins, offsets, orders, ids, vocab, CHU
 def select_kernel(
     best, rows, floats, stride_floats, ints, stride_ints, bins, bases, offsets, orders, ids, thresholds, cuts,
     vocab, chunks, BLOCK: tl.constexpr, FEW: tl.constexpr, STEP: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """Threshold and cut of one row."""
+    start_next(PDL)
+    wait_for_previous(PDL)
     n = tl.program_id(0).to(tl.int64)
     row = tl.load(rows + n)
     temperature, top_k, top_p, has_k, has_p = settings_of(
