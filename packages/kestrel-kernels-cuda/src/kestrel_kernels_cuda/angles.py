@@ -14,6 +14,7 @@ import triton.language as tl
 from kestrel.spi import Impl, OpQuery, Yes
 from kestrel_kernels_cuda.compiling import CompileCase
 from kestrel_kernels_cuda.launch import Launch, compile_case_of, power_of_two
+from kestrel_kernels_cuda.overlap import overlap, start_next, wait_for_previous
 
 __all__ = ["IMPLS", "compile_cases", "rope_angles"]
 
@@ -39,9 +40,11 @@ def _cosine_and_sine(angle):
 @triton.jit(do_not_specialize=["tokens", "stride_p", "stride_t"])
 def rope_angles_kernel(
     positions, freq, rows, cos, sin, tokens, stride_p, stride_t,
-    ROTATED: tl.constexpr, BLOCK: tl.constexpr, TOKENS: tl.constexpr,
+    ROTATED: tl.constexpr, BLOCK: tl.constexpr, TOKENS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """``cos`` and ``sin`` [T, R]; ``rows`` may be None."""
+    start_next(PDL)
+    wait_for_previous(PDL)
     token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)[:, None]
     dim = tl.arange(0, BLOCK)[None, :]
     inside = (token < tokens) & (dim < ROTATED)
@@ -66,7 +69,7 @@ def _launch(
         rope_angles_kernel,
         (triton.cdiv(tokens, each),),
         (positions_PT, freq_R, rows_R, cos, sin, tokens, *positions_PT.stride()),
-        {"ROTATED": rotated, "BLOCK": block, "TOKENS": each, "num_warps": 4},
+        {"ROTATED": rotated, "BLOCK": block, "TOKENS": each, "num_warps": 4, **overlap(cos.device)},
     )
     return launch, cos, sin
 

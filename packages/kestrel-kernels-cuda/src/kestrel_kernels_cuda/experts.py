@@ -23,13 +23,14 @@ from kestrel_kernels_cuda.experts_kernels import (
 )
 from kestrel_kernels_cuda.experts_sort import sort_launches
 from kestrel_kernels_cuda.launch import Launch, compile_case_of, dtype_of, power_of_two, refuse_dtype
+from kestrel_kernels_cuda.overlap import overlap
 
 __all__ = ["IMPLS", "compile_cases", "grouped_experts"]
 
 FEW_PAIRS = 64  # up to here most experts are named once: sorting would cost more than it shares
 SUM_BLOCK = 1024
-GEMV_N = 8  # outputs of one program
-GEMV_K = 512  # inputs that it reads at a time
+GEMV_K = 2048  # inputs that a program reads at a time: a row of weights in one piece, to have many bytes on their way
+UP_TILE, DOWN_TILE = 4096, 2048  # weights that a program of each product reads at a time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,25 +120,29 @@ class _Call:
 
     def _few(self) -> list[Launch]:
         _, dim, width = self.down_ECI.shape
-        pairs = self.experts_P.shape[0]
         hidden = self.empty(width)
-        shape = {"TOP_K": self.top_k, "DIM": dim, "WIDTH": width, "BLOCK_N": GEMV_N, "num_warps": 4}
-        up = (self.x_TC, self.experts_P, self.gate_up_EIC, hidden, self.x_TC.stride(0))
-        down = (hidden, self.experts_P, self.weights_P, self.down_ECI, self.out_TC)
+        shape = {"TOP_K": self.top_k, "DIM": dim, "WIDTH": width, "num_warps": 4, **overlap(hidden.device)}
+        up, down = _gemv_blocks(dim, UP_TILE), _gemv_blocks(width, DOWN_TILE)
         return [
             Launch(
                 gemv_up_kernel,
-                (pairs, triton.cdiv(width, GEMV_N)),
-                (*up, *self.gate_up_EIC.stride()[:2]),
-                {**shape, "GELU": self.gelu, "BLOCK_K": min(GEMV_K, power_of_two(dim))},
+                (hidden.shape[0], triton.cdiv(width, up["BLOCK_N"])),
+                (
+                    self.x_TC, self.experts_P, self.gate_up_EIC, hidden, self.x_TC.stride(0),
+                    *self.gate_up_EIC.stride()[:2],
+                ),
+                {**shape, **up, "GELU": self.gelu},
             ),
             Launch(
                 gemv_down_kernel,
-                (self.out_TC.shape[0], triton.cdiv(dim, GEMV_N)),
-                (*down, *self.down_ECI.stride()[:2]),
-                {**shape, "BLOCK_K": min(GEMV_K, power_of_two(width))},
+                (self.out_TC.shape[0], triton.cdiv(dim, down["BLOCK_N"])),
+                (
+                    hidden, self.experts_P, self.weights_P, self.down_ECI, self.out_TC,
+                    *self.down_ECI.stride()[:2],
+                ),
+                {**shape, **down},
             ),
-        ]
+        ]  # fmt: skip
 
     def _many(self) -> list[Launch]:
         experts, dim, width = self.down_ECI.shape
@@ -146,7 +151,7 @@ class _Call:
         tiles = order.tile_expert_M.shape[0]
         place = (order.order_P, order.tile_expert_M, order.tile_row_M, order.tile_end_M, tiles)
         hidden, made = self.empty(width), self.empty(dim)
-        shape = {"DIM": dim, "WIDTH": width}
+        shape = {"DIM": dim, "WIDTH": width, **overlap(hidden.device)}
         return [
             *sorting,
             Launch(
@@ -172,9 +177,20 @@ class _Call:
                 sum_kernel,
                 (self.out_TC.shape[0], triton.cdiv(dim, SUM_BLOCK)),
                 (made, self.weights_P, self.out_TC),
-                {"TOP_K": self.top_k, "DIM": dim, "BLOCK": SUM_BLOCK, "num_warps": 4},
+                {
+                    "TOP_K": self.top_k,
+                    "DIM": dim,
+                    "BLOCK": SUM_BLOCK,
+                    "num_warps": 4,
+                    **overlap(hidden.device),
+                },
             ),
         ]
+
+
+def _gemv_blocks(inputs: int, tile: int) -> dict[str, int]:
+    block = min(GEMV_K, power_of_two(inputs))
+    return {"BLOCK_K": block, "BLOCK_N": max(1, min(8, tile // block))}
 
 
 def _call(

@@ -8,6 +8,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from kestrel_kernels_cuda.overlap import start_next, wait_for_previous
+
 __all__ = ["down_kernel", "gemv_down_kernel", "gemv_up_kernel", "sum_kernel", "up_kernel"]
 
 
@@ -23,9 +25,11 @@ def _gated(gate, up, GELU: tl.constexpr):
 def gemv_up_kernel(
     x, experts, gate_up, hidden, stride_x, stride_e, stride_i,
     TOP_K: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, GELU: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """``hidden`` [P, I]. Programs (pair, block of I)."""
+    start_next(PDL)
+    wait_for_previous(PDL)
     pair = tl.program_id(0).to(tl.int64)
     wide = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     row = gate_up + tl.load(experts + pair) * stride_e + wide[:, None] * stride_i
@@ -46,12 +50,15 @@ def gemv_up_kernel(
 def gemv_down_kernel(
     hidden, experts, weights, down, out, stride_e, stride_c,
     TOP_K: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """``out`` [T, C]: the weighted sum over a token's experts, in their order. Programs (token, block of C)."""
+    start_next(PDL)
+    wait_for_previous(PDL)
     token = tl.program_id(0).to(tl.int64)
     dim = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     total = tl.zeros([BLOCK_N], tl.float32)
-    for k in range(TOP_K):
+    for k in tl.static_range(TOP_K):
         pair = token * TOP_K + k
         row = down + tl.load(experts + pair) * stride_e + dim[:, None] * stride_c
         part = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
@@ -79,8 +86,11 @@ def up_kernel(
     x, gate_up, hidden, order, tile_expert, tile_row, tile_end, tiles, stride_x, stride_e, stride_i,
     TOP_K: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, GELU: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """``hidden`` [P, I], in sorted order."""
+    start_next(PDL)
+    wait_for_previous(PDL)
     tile, column = _tile_of(tl.program_id(0), tiles, tl.cdiv(WIDTH, BLOCK_N), GROUP)
     expert = tl.load(tile_expert + tile)
     if expert >= 0:
@@ -110,8 +120,11 @@ def down_kernel(
     hidden, down, made, order, tile_expert, tile_row, tile_end, tiles, stride_e, stride_c,
     DIM: tl.constexpr, WIDTH: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """``made`` [P, C]: what each pair's expert makes, in the pairs' own order."""
+    start_next(PDL)
+    wait_for_previous(PDL)
     tile, column = _tile_of(tl.program_id(0), tiles, tl.cdiv(DIM, BLOCK_N), GROUP)
     expert = tl.load(tile_expert + tile)
     if expert >= 0:
@@ -133,8 +146,12 @@ def down_kernel(
 
 
 @triton.jit
-def sum_kernel(made, weights, out, TOP_K: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr):
+def sum_kernel(
+    made, weights, out, TOP_K: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
+):
     """``out`` [T, C]: the weighted sum over a token's experts, in their order."""
+    start_next(PDL)
+    wait_for_previous(PDL)
     token = tl.program_id(0).to(tl.int64)
     dim = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros([BLOCK], tl.float32)

@@ -1,4 +1,5 @@
-"""Pairs of token and expert sorted by expert, on the device alone: a counting sort in four launches.
+"""Pairs of token and expert sorted by expert, on the device alone: a counting sort, in one launch for few
+pairs and in four for many.
 
 Letters: P pairs, E experts (padded to a power of two), N chunks of pairs, M tiles of rows that share an expert. A row
 is a place in the sorted order.
@@ -13,12 +14,14 @@ import triton
 import triton.language as tl
 
 from kestrel_kernels_cuda.launch import Launch, power_of_two
+from kestrel_kernels_cuda.overlap import overlap, start_next, wait_for_previous
 
-__all__ = ["Sorted", "count_kernel", "place_kernel", "scan_kernel", "sort_launches", "tiles_kernel"]
+__all__ = ["Sorted", "sort_launches"]
 
 CHUNK = 128  # pairs of one program, which compares each with each
 COLUMNS = 16  # experts of one scanning program
 TILES = 64  # tiles of one program
+SMALL = (512, 2048)  # pairs that one program counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +37,10 @@ class Sorted:
 
 
 @triton.jit(do_not_specialize=["pairs"])
-def count_kernel(experts, counts, pairs, EXPERTS: tl.constexpr, CHUNK: tl.constexpr):
+def count_kernel(experts, counts, pairs, EXPERTS: tl.constexpr, CHUNK: tl.constexpr, PDL: tl.constexpr):
     """``counts`` [N, E]: pairs of each chunk that go to each expert."""
+    start_next(PDL)
+    wait_for_previous(PDL)
     chunk = tl.program_id(0)
     pair = chunk * CHUNK + tl.arange(0, CHUNK)
     inside = pair < pairs
@@ -45,8 +50,13 @@ def count_kernel(experts, counts, pairs, EXPERTS: tl.constexpr, CHUNK: tl.conste
 
 
 @triton.jit(do_not_specialize=["chunks"])
-def scan_kernel(counts, totals, chunks, EXPERTS: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr):
+def scan_kernel(
+    counts, totals, chunks, EXPERTS: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
     """``counts`` become the pairs of earlier chunks; ``totals`` [E]."""
+    start_next(PDL)
+    wait_for_previous(PDL)
     expert = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
     before = tl.zeros([1, COLUMNS], tl.int32)
     for first in range(0, chunks, ROWS):
@@ -58,20 +68,16 @@ def scan_kernel(counts, totals, chunks, EXPERTS: tl.constexpr, COLUMNS: tl.const
     tl.store(totals + expert, before)
 
 
-@triton.jit(do_not_specialize=["tiles"])
-def tiles_kernel(
-    totals, starts, tile_expert, tile_row, tile_end, tiles,
+@triton.jit
+def _store_tiles(
+    total, start, tile_expert, tile_row, tile_end, part, tiles,
     EXPERTS: tl.constexpr, BLOCK: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
-    """``starts`` [E]: each expert's first row; the tiles that cover the rows, expert by expert."""
+    """``TILES`` tiles from ``part`` · TILES on, of experts with ``total`` rows from ``start`` on."""
     expert = tl.arange(0, EXPERTS)
-    total = tl.load(totals + expert)
-    start = tl.cumsum(total, axis=0) - total
-    if tl.program_id(0) == 0:
-        tl.store(starts + expert, start)
     of_expert = (total + BLOCK - 1) // BLOCK
     end_tile = tl.cumsum(of_expert, axis=0)
-    tile = tl.program_id(0) * TILES + tl.arange(0, TILES)
+    tile = part * TILES + tl.arange(0, TILES)
     # the one expert whose tiles include this one; none behind the last
     mine = (tile[:, None] < end_tile[None, :]) & (tile[:, None] >= (end_tile - of_expert)[None, :])
     found = tl.sum(tl.where(mine, expert[None, :] + 1, 0), axis=1) - 1
@@ -84,23 +90,78 @@ def tiles_kernel(
     tl.store(tile_end + tile, end, mask=inside)
 
 
+@triton.jit
+def _rank(experts, expert, first, pairs, CHUNK: tl.constexpr):
+    """How many earlier pairs of the chunk from ``first`` on go to the same expert."""
+    lane = tl.arange(0, CHUNK)
+    # the same numbers down and across
+    across = tl.load(experts + first + lane[None, :], mask=first + lane[None, :] < pairs, other=-1)
+    earlier = (across.to(tl.int32) == expert[:, None]) & (lane[None, :] < lane[:, None])
+    return tl.sum(earlier.to(tl.int32), axis=1)
+
+
+@triton.jit(do_not_specialize=["tiles"])
+def tiles_kernel(
+    totals, starts, tile_expert, tile_row, tile_end, tiles,
+    EXPERTS: tl.constexpr, BLOCK: tl.constexpr, TILES: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """``starts`` [E]: each expert's first row; the tiles that cover the rows, expert by expert."""
+    start_next(PDL)
+    wait_for_previous(PDL)
+    expert = tl.arange(0, EXPERTS)
+    total = tl.load(totals + expert)
+    start = tl.cumsum(total, axis=0) - total
+    if tl.program_id(0) == 0:
+        tl.store(starts + expert, start)
+    _store_tiles(
+        total, start, tile_expert, tile_row, tile_end, tl.program_id(0), tiles, EXPERTS, BLOCK, TILES
+    )
+
+
 @triton.jit(do_not_specialize=["pairs"])
-def place_kernel(experts, counts, starts, order, pairs, EXPERTS: tl.constexpr, CHUNK: tl.constexpr):
+def place_kernel(
+    experts, counts, starts, order, pairs, EXPERTS: tl.constexpr, CHUNK: tl.constexpr, PDL: tl.constexpr
+):
     """``order`` [P]: pairs by expert, in their own order within one."""
+    start_next(PDL)
+    wait_for_previous(PDL)
     chunk = tl.program_id(0)
     lane = tl.arange(0, CHUNK)
     pair = chunk * CHUNK + lane
     inside = pair < pairs
     expert = tl.load(experts + pair, mask=inside, other=0).to(tl.int32)
-    # the same numbers down and across: each pair counts the earlier ones of its expert
-    across = tl.load(
-        experts + chunk * CHUNK + lane[None, :], mask=(chunk * CHUNK + lane[None, :]) < pairs, other=-1
-    )
-    earlier = (across.to(tl.int32) == expert[:, None]) & (lane[None, :] < lane[:, None])
-    rank = tl.sum(earlier.to(tl.int32), axis=1)
+    rank = _rank(experts, expert, chunk * CHUNK, pairs, CHUNK)
     row = tl.load(starts + expert, mask=inside, other=0) + rank
     row += tl.load(counts + chunk * EXPERTS + expert, mask=inside, other=0)
     tl.store(order + row, pair, mask=inside)
+
+
+@triton.jit(do_not_specialize=["pairs", "chunks", "tiles"])
+def small_sort_kernel(
+    experts, order, tile_expert, tile_row, tile_end, pairs, chunks, tiles,
+    EXPERTS: tl.constexpr, PAIRS: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr, TILES: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    """All of the above for at most ``PAIRS`` pairs: every program counts them all, so that none waits for another.
+    ``chunks`` programs place pairs, the others make tiles."""
+    start_next(PDL)
+    wait_for_previous(PDL)
+    part = tl.program_id(0)
+    place = tl.arange(0, PAIRS)
+    every = tl.load(experts + place, mask=place < pairs, other=0).to(tl.int32)
+    total = tl.histogram(every, EXPERTS, mask=place < pairs)
+    start = tl.cumsum(total, axis=0) - total
+    if part < chunks:
+        first = part * CHUNK
+        before = start + tl.histogram(every, EXPERTS, mask=(place < pairs) & (place < first))
+        pair = first + tl.arange(0, CHUNK)
+        expert = tl.load(experts + pair, mask=pair < pairs, other=0).to(tl.int32)
+        row = tl.gather(before, expert, 0) + _rank(experts, expert, first, pairs, CHUNK)
+        tl.store(order + row, pair, mask=pair < pairs)
+    else:
+        _store_tiles(
+            total, start, tile_expert, tile_row, tile_end, part - chunks, tiles, EXPERTS, BLOCK, TILES
+        )
 
 
 def sort_launches(experts_P: torch.Tensor, experts: int, block: int) -> tuple[list[Launch], Sorted]:
@@ -116,16 +177,22 @@ def sort_launches(experts_P: torch.Tensor, experts: int, block: int) -> tuple[li
     def empty(*shape: int) -> torch.Tensor:
         return torch.empty(shape, dtype=torch.int32, device=device)
 
-    counts, totals, starts, order = empty(chunks, padded), empty(padded), empty(padded), empty(pairs)
-    result = Sorted(order, empty(tiles), empty(tiles), empty(tiles), block)
-    sizes = {"EXPERTS": padded, "CHUNK": CHUNK, "num_warps": 4}
-    scan = {"EXPERTS": padded, "COLUMNS": columns, "ROWS": CHUNK, "num_warps": 4}
-    tile = {"EXPERTS": padded, "BLOCK": block, "TILES": TILES, "num_warps": 8}
-    placed = (result.tile_expert_M, result.tile_row_M, result.tile_end_M, tiles)
+    result = Sorted(empty(pairs), empty(tiles), empty(tiles), empty(tiles), block)
+    placed = (result.tile_expert_M, result.tile_row_M, result.tile_end_M)
+    shared = {"EXPERTS": padded, **overlap(device)}
+    if pairs <= SMALL[-1]:
+        room = next(size for size in SMALL if pairs <= size)
+        small = {**shared, "PAIRS": room, "CHUNK": CHUNK, "BLOCK": block, "TILES": TILES, "num_warps": 8}
+        args = (experts_P, result.order_P, *placed, pairs, chunks, tiles)
+        return [Launch(small_sort_kernel, (chunks + triton.cdiv(tiles, TILES),), args, small)], result
+    counts, totals, starts = empty(chunks, padded), empty(padded), empty(padded)
+    sizes = {**shared, "CHUNK": CHUNK, "num_warps": 4}
+    scan = {**shared, "COLUMNS": columns, "ROWS": CHUNK, "num_warps": 4}
+    tile = {**shared, "BLOCK": block, "TILES": TILES, "num_warps": 8}
     launches = [
         Launch(count_kernel, (chunks,), (experts_P, counts, pairs), sizes),
         Launch(scan_kernel, (padded // columns,), (counts, totals, chunks), scan),
-        Launch(tiles_kernel, (triton.cdiv(tiles, TILES),), (totals, starts, *placed), tile),
-        Launch(place_kernel, (chunks,), (experts_P, counts, starts, order, pairs), sizes),
+        Launch(tiles_kernel, (triton.cdiv(tiles, TILES),), (totals, starts, *placed, tiles), tile),
+        Launch(place_kernel, (chunks,), (experts_P, counts, starts, result.order_P, pairs), sizes),
     ]
     return launches, result

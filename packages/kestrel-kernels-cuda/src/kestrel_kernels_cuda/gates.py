@@ -13,7 +13,8 @@ import triton.language as tl
 
 from kestrel.spi import Impl, OpQuery
 from kestrel_kernels_cuda.compiling import CompileCase
-from kestrel_kernels_cuda.launch import Launch, dtype_of, supports_dtypes
+from kestrel_kernels_cuda.launch import Launch, compile_case_of, dtype_of, supports_dtypes
+from kestrel_kernels_cuda.overlap import overlap, start_next, wait_for_previous
 
 __all__ = ["IMPLS", "compile_cases", "output_gate"]
 
@@ -24,9 +25,11 @@ BLOCK = 1024  # numbers of one program
 def output_gate_kernel(
     x, gate, residual, out, width,
     stride_xt, stride_xh, stride_gt, stride_gh, stride_rt, stride_rh,
-    DIM: tl.constexpr, PER_TOKEN: tl.constexpr, BLOCK: tl.constexpr,
+    DIM: tl.constexpr, PER_TOKEN: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Programs (token, block of its ``width`` = H · D numbers); ``residual`` may be None."""
+    start_next(PDL)
+    wait_for_previous(PDL)
     token = tl.program_id(0).to(tl.int64)
     place = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = place < width
@@ -66,7 +69,7 @@ def _launch(
             x, gate, residual, out, heads * dim,
             *x.stride()[:2], *gate.stride()[:2], *((0, 0) if residual is None else residual.stride()[:2]),
         ),
-        {"DIM": dim, "PER_TOKEN": per_token, "BLOCK": BLOCK, "num_warps": 4},
+        {"DIM": dim, "PER_TOKEN": per_token, "BLOCK": BLOCK, "num_warps": 4, **overlap(x.device)},
     )  # fmt: skip
     return launch, out
 
@@ -80,14 +83,18 @@ def output_gate(
     return out
 
 
+def _meta(dim: int, per_token: bool, residual: bool, dtype: torch.dtype) -> Launch:
+    x = torch.empty((2, dim) if per_token else (2, 2, dim), dtype=dtype, device="meta")
+    gate = x[:, :1] if per_token else torch.empty((2, 2, 2, dim), dtype=dtype, device="meta").select(-2, 1)
+    return _launch(x, gate, x if residual else None)[0]
+
+
 def _warm(query: OpQuery, row_counts: Sequence[int]) -> Iterable[Callable[[], object]]:
     """One job per query that says its width."""
-    per_token, dim = query.get("per_token"), query.get("dim")
-    if dim is None:
+    if query.get("dim") is None:
         return ()
-    x = torch.empty((2, dim) if per_token else (2, 2, dim), dtype=dtype_of(query), device="meta")
-    gate = x[:, :1] if per_token else torch.empty((2, 2, 2, dim), dtype=x.dtype, device="meta").select(-2, 1)
-    return (_launch(x, gate, x if query.get("residual") else None)[0].compile,)
+    launch = _meta(query.get("dim"), query.get("per_token"), query.get("residual"), dtype_of(query))
+    return (launch.compile,)
 
 
 IMPLS: Mapping[str, Impl] = {"output_gate": Impl(supports=supports_dtypes, fn=output_gate, warm=_warm)}
@@ -95,14 +102,5 @@ IMPLS: Mapping[str, Impl] = {"output_gate": Impl(supports=supports_dtypes, fn=ou
 
 def compile_cases() -> Iterator[CompileCase]:
     """Attention's gate, and a shared expert's with the routed ones added."""
-    strides = ("stride_xt", "stride_xh", "stride_gt", "stride_gh", "stride_rt", "stride_rh")
-    for dim, per_token in ((256, False), (2048, True)):
-        pointers = ("x", "gate", "out", *(("residual",) if per_token else ()))
-        yield CompileCase(
-            name=f"output_gate {'per token' if per_token else 'per number'}",
-            kernel=output_gate_kernel,
-            signature=dict.fromkeys(pointers, "*bf16") | dict.fromkeys(("width", *strides), "i32"),
-            constexprs={"DIM": dim, "PER_TOKEN": per_token, "BLOCK": BLOCK}
-            | ({} if per_token else {"residual": None}),
-            aligned=strides,
-        )
+    yield compile_case_of("output_gate", _meta(256, False, False, torch.bfloat16))
+    yield compile_case_of("output_gate per token", _meta(2048, True, True, torch.bfloat16))

@@ -6,7 +6,7 @@ Letters: T tokens, H query heads, K key/value heads, D head dim, R rotated dimen
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from functools import partial
 
 import torch
 import triton
@@ -14,7 +14,8 @@ import triton.language as tl
 
 from kestrel.spi import Impl, Limits, OpQuery, PagedView
 from kestrel_kernels_cuda.compiling import CompileCase
-from kestrel_kernels_cuda.launch import Launch, dtype_of, power_of_two, supports_dtypes
+from kestrel_kernels_cuda.launch import Launch, compile_case_of, dtype_of, power_of_two, supports_dtypes
+from kestrel_kernels_cuda.overlap import overlap, overlapped, start_next, wait_for_previous
 from kestrel_kernels_cuda.rotation import partner, rotated
 
 __all__ = ["IMPLS", "compile_cases", "qk_norm_rope_kv_write", "write_kv"]
@@ -35,13 +36,13 @@ def _prepared(
     other_dim = partner(dim, ROTATED)
     other = value
     if ROTATED:
-        other = tl.load(row + other_dim, mask=inside, other=0.0).to(tl.float32)
+        other = tl.load(row + other_dim, mask=inside & (dim < ROTATED), other=0.0).to(tl.float32)
     if weight is not None:
         scale = tl.rsqrt(tl.sum(value * value, axis=1)[:, None] / DIM + eps)
         factor = tl.load(weight + dim, mask=dim < DIM, other=0.0).to(tl.float32)
         value = value * scale * (factor + 1.0 if ADD_ONE else factor)
         if ROTATED:
-            factor = tl.load(weight + other_dim, mask=dim < DIM, other=0.0).to(tl.float32)
+            factor = tl.load(weight + other_dim, mask=dim < ROTATED, other=0.0).to(tl.float32)
             other = other * scale * (factor + 1.0 if ADD_ONE else factor)
     if ROTATED:
         value = rotated(value, other, cos, sin, token, stride_cos, stride_sin, dim, ROTATED)
@@ -55,13 +56,15 @@ def kv_write_kernel(
     stride_qt, stride_qh, stride_kt, stride_kh, stride_vt, stride_vh, stride_cos, stride_sin,
     stride_page, stride_head, stride_slot,
     DIM: tl.constexpr, PAGE: tl.constexpr, ROTATED: tl.constexpr, ADD_ONE: tl.constexpr,
-    BLOCK: tl.constexpr, HEADS: tl.constexpr,
+    BLOCK: tl.constexpr, HEADS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Programs (token, group): ``q_groups`` of query heads, ``kv_groups`` of keys, as many of values."""
+    start_next(PDL)
     token = tl.program_id(0).to(tl.int64)
     group = tl.program_id(1)
     lane = tl.arange(0, HEADS)[:, None]
     dim = tl.arange(0, BLOCK)[None, :]
+    wait_for_previous(PDL)
     if group < q_groups:
         if q is not None:
             head = group * HEADS + lane
@@ -140,7 +143,10 @@ def _launch(
             *q_strides, *k_TKD.stride()[:2], *v_TKD.stride()[:2],
             0 if cos is None else cos.stride(0), 0 if sin is None else sin.stride(0), *k_pages.stride()[:3],
         ),
-        {"DIM": dim, "PAGE": view.page_size, "ROTATED": turned, "ADD_ONE": add_one, "num_warps": 4, **config},
+        {
+            "DIM": dim, "PAGE": view.page_size, "ROTATED": turned, "ADD_ONE": add_one, "num_warps": 4,
+            **config, **overlap(k_TKD.device),
+        },
     )  # fmt: skip
     return launch, out
 
@@ -186,56 +192,50 @@ def _meta_view(query: OpQuery) -> PagedView:
     )  # fmt: skip
 
 
-def _warm_fused(query: OpQuery, row_counts: Sequence[int]) -> Iterable[Callable[[], object]]:
-    """One job, for a pool of the keys' dtype and one projection of q, k and v."""
-    heads, kv_heads, dim = query.get("heads"), query.get("kv_heads"), query.get("head_dim")
+def _meta_fused(query: OpQuery) -> Launch:
+    """A launch for a pool of the keys' dtype and one projection of q, k and v."""
+    heads, kv_heads, dim = (query.get("heads"), query.get("kv_heads"), query.get("head_dim"))
     packed = torch.empty((2, heads + 2 * kv_heads, dim), dtype=dtype_of(query), device="meta")
     q, k, v = packed.split_with_sizes([heads, kv_heads, kv_heads], dim=1)
     norm, turned = query.get("norm"), query.get("rot_dim")
     weight = torch.empty(dim, dtype=dtype_of(query), device="meta") if norm else None
     angle = torch.empty((2, turned), dtype=torch.float32, device="meta") if turned else None
-    launch, _ = _launch(
+    return _launch(
         q if norm or turned else None, k, v, _meta_view(query), 0, (angle, angle), (weight, weight), 1e-6,
         norm == "rms_plus_one",
-    )  # fmt: skip
-    return (launch.compile,)
+    )[0]  # fmt: skip
 
 
-def _warm_write(query: OpQuery, row_counts: Sequence[int]) -> Iterable[Callable[[], object]]:
+def _meta_write(query: OpQuery) -> Launch:
     k = torch.empty((2, query.get("kv_heads"), query.get("head_dim")), dtype=dtype_of(query), device="meta")
-    return (_launch(None, k, k, _meta_view(query), 0)[0].compile,)
+    return _launch(None, k, k, _meta_view(query), 0)[0]
+
+
+def _warm(
+    build: Callable[[OpQuery], Launch], query: OpQuery, row_counts: Sequence[int]
+) -> Iterable[Callable[[], object]]:
+    """One job: the kernel does not depend on the number of tokens."""
+    return (build(query).compile,)
 
 
 IMPLS: Mapping[str, Impl] = {
-    "qk_norm_rope_kv_write": Impl(supports=supports_dtypes, fn=qk_norm_rope_kv_write, warm=_warm_fused),
-    "write_kv": Impl(supports=supports_dtypes, fn=write_kv, warm=_warm_write),
+    "qk_norm_rope_kv_write": Impl(
+        supports=supports_dtypes, fn=qk_norm_rope_kv_write, warm=partial(_warm, _meta_fused)
+    ),
+    "write_kv": Impl(supports=supports_dtypes, fn=write_kv, warm=partial(_warm, _meta_write)),
 }
-
-_STRIDES = (
-    "stride_qt", "stride_qh", "stride_kt", "stride_kh", "stride_vt", "stride_vh", "stride_cos", "stride_sin",
-    "stride_page", "stride_head", "stride_slot",
-)  # fmt: skip
 
 
 def compile_cases() -> Iterator[CompileCase]:
     """Qwen's head of 256 with everything, the largest head, and a bare write."""
-    for dim, turned, fused in ((256, 64, True), (512, 512, True), (64, 0, False)):
-        pointers = ("k", "v", "k_pages", "v_pages") + (("q", "out", "q_weight", "k_weight") if fused else ())
-        signature = dict.fromkeys(pointers, "*bf16") | {"slots": "*i64", "eps": "fp32"}
-        signature |= dict.fromkeys(("cos", "sin"), "*fp32") if turned else {}
-        signature |= dict.fromkeys(("heads", "kv_heads", "q_groups", "kv_groups", *_STRIDES), "i32")
-        constants: dict[str, Any] = {
-            "DIM": dim,
-            "PAGE": 16,
-            "ROTATED": turned,
-            "ADD_ONE": fused,
-            **_config(dim),
-        }
-        missing = {"q", "out", "q_weight", "k_weight", "cos", "sin"} - set(signature)
-        yield CompileCase(
-            name=f"kv_write {dim}{' fused' if fused else ''}",
-            kernel=kv_write_kernel,
-            signature=signature,
-            constexprs=constants | dict.fromkeys(missing),
-            aligned=_STRIDES,
+
+    def query(dim: int, turned: int, norm: str | None) -> OpQuery:
+        return OpQuery.of(
+            "", heads=16, kv_heads=4, head_dim=dim, page=16, rot_dim=turned, norm=norm, dtype="bfloat16"
         )
+
+    qwen = _meta_fused(query(256, 64, "rms_plus_one"))
+    yield compile_case_of("kv_write 256 fused", qwen)
+    yield compile_case_of("kv_write 256 fused, overlapped", overlapped(qwen))
+    yield compile_case_of("kv_write 512 fused", _meta_fused(query(512, 512, "rms")))
+    yield compile_case_of("kv_write 64", _meta_write(query(64, 0, None)))

@@ -66,12 +66,15 @@ def compile_case_of(name: str, launch: Launch) -> CompileCase:
     names = launch.kernel.arg_names[: len(launch.args)]
     given = dict(zip(names, launch.args, strict=True))
     options = {key: launch.meta[key] for key in ("num_warps", "num_stages") if key in launch.meta}
-    constants = {key: value for key, value in launch.meta.items() if key not in options}
+    overlaps = {"launch_pdl": True} if "launch_pdl" in launch.meta else {}
+    constants = {key: value for key, value in launch.meta.items() if key not in options | overlaps}
     return CompileCase(
         name=name,
         kernel=launch.kernel,
         signature={name: _spelled(value) for name, value in given.items() if value is not None},
         constexprs=constants | {name: None for name, value in given.items() if value is None},
+        archs=(90,) if overlaps else (80, 90),
+        options=overlaps,
         aligned=tuple(n for n, value in given.items() if isinstance(value, int) and value % 16 == 0),
         **options,
     )

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
 
 import torch
 import triton
@@ -15,7 +14,8 @@ import triton.language as tl
 
 from kestrel.spi import Impl, No, OpQuery, Yes
 from kestrel_kernels_cuda.compiling import CompileCase
-from kestrel_kernels_cuda.launch import Launch, dtype_of, power_of_two, refuse_dtype
+from kestrel_kernels_cuda.launch import Launch, compile_case_of, dtype_of, power_of_two, refuse_dtype
+from kestrel_kernels_cuda.overlap import overlap, overlapped, start_next, wait_for_previous
 
 __all__ = ["IMPLS", "add_norm", "compile_cases", "layer_norm", "rms_norm"]
 
@@ -27,11 +27,21 @@ TILE = 1024  # numbers that a program takes at least: narrow rows share one
 def norm_kernel(
     x, delta, weight, bias, total, out, rows, stride_x, stride_delta, eps,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, ADD_ONE: tl.constexpr, CENTRE: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """``out`` [R, C] is the norm of x + delta, ``total`` the sum; ``delta``, ``weight``, ``bias`` may be None."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     column = tl.arange(0, BLOCK)[None, :]
     inside = (row < rows) & (column < WIDTH)
+    start_next(PDL)
+    factor, shift = 1.0, 0.0
+    if weight is not None:
+        factor = tl.load(weight + column, mask=column < WIDTH, other=0.0).to(tl.float32)
+        if ADD_ONE:
+            factor += 1.0
+    if bias is not None:
+        shift = tl.load(bias + column, mask=column < WIDTH, other=0.0).to(tl.float32)
+    wait_for_previous(PDL)
     value = tl.load(x + row * stride_x + column, mask=inside, other=0.0)
     if delta is not None:
         added = tl.load(delta + row * stride_delta + column, mask=inside, other=0.0)
@@ -42,13 +52,7 @@ def norm_kernel(
         mean = tl.sum(wide, axis=1)[:, None] / WIDTH
         wide = tl.where(inside, wide - mean, 0.0)
     normed = wide * tl.rsqrt(tl.sum(wide * wide, axis=1)[:, None] / WIDTH + eps)
-    if weight is not None:
-        factor = tl.load(weight + column, mask=column < WIDTH, other=0.0).to(tl.float32)
-        if ADD_ONE:
-            factor += 1.0
-        normed *= factor
-    if bias is not None:
-        normed += tl.load(bias + column, mask=column < WIDTH, other=0.0).to(tl.float32)
+    normed = normed * factor + shift
     tl.store(out + row * WIDTH + column, normed.to(out.dtype.element_ty), mask=inside)
 
 
@@ -56,7 +60,7 @@ def _config(width: int) -> dict[str, int]:
     """By the width alone, so that a row's sums never depend on how many rows there are."""
     block = power_of_two(width)
     rows = max(1, TILE // block)
-    return {"BLOCK": block, "ROWS": rows, "num_warps": min(16, max(4, block // 256))}
+    return {"BLOCK": block, "ROWS": rows, "num_warps": min(16, max(4, block // 512))}
 
 
 def _rows_of(x: torch.Tensor) -> torch.Tensor:
@@ -85,7 +89,13 @@ def _launch(
         norm_kernel,
         (triton.cdiv(rows, config["ROWS"]),),
         (rows_x, rows_delta, weight, bias, total, out, rows, rows_x.stride(0), stride_delta, eps),
-        {"WIDTH": width, "ADD_ONE": kind == "rms_plus_one", "CENTRE": kind == "layer", **config},
+        {
+            "WIDTH": width,
+            "ADD_ONE": kind == "rms_plus_one",
+            "CENTRE": kind == "layer",
+            **config,
+            **overlap(x.device),
+        },
     )
     return launch, out, total
 
@@ -133,14 +143,16 @@ def supports(query: OpQuery) -> Yes | No:
     return Yes()
 
 
+def _meta(op: str, kind: str, width: int, dtype: torch.dtype) -> Launch:
+    """A launch of two rows that take no memory."""
+    x, weight = (torch.empty(shape, dtype=dtype, device="meta") for shape in ((2, width), (width,)))
+    delta, bias = x if op == "add_norm" else None, weight if kind == "layer" else None
+    return _launch(x, delta, weight, bias, 1e-6, kind)[0]
+
+
 def _warm(op: str, query: OpQuery, row_counts: Sequence[int]) -> Iterable[Callable[[], object]]:
     """One job: the kernel does not depend on the number of rows."""
-    kind, width = query.get("kind"), query.get("dim")
-    x, weight = (torch.empty(shape, dtype=dtype_of(query), device="meta") for shape in ((2, width), (width,)))
-    launch, _, _ = _launch(
-        x, x if op == "add_norm" else None, weight, weight if kind == "layer" else None, 1e-6, kind
-    )
-    return (launch.compile,)
+    return (_meta(op, query.get("kind"), query.get("dim"), dtype_of(query)).compile,)
 
 
 IMPLS: Mapping[str, Impl] = {
@@ -151,26 +163,13 @@ IMPLS: Mapping[str, Impl] = {
 
 def compile_cases() -> Iterator[CompileCase]:
     """The published widths that differ most in configuration, and every branch of the kernel once."""
-    for width, kind, adds, has_bias in (
-        (256, "rms_plus_one", False, False),
-        (2560, "rms_plus_one", True, False),
-        (1152, "layer", False, True),
-        (WIDEST, "layer", True, True),
+    for width, op, kind in (
+        (256, "rms_norm", "rms_plus_one"),
+        (2560, "add_norm", "rms_plus_one"),
+        (1152, "layer_norm", "layer"),
+        (WIDEST, "add_norm", "layer"),
     ):
-        pointers = ["x", "weight", "out"] + ["delta", "total"] * adds + ["bias"] * has_bias
-        constants: dict[str, Any] = dict.fromkeys({"delta", "total", "bias"} - set(pointers))
-        config = _config(width)
-        warps = config.pop("num_warps")
-        yield CompileCase(
-            name=f"norm {kind} {width}{' add' if adds else ''}",
-            kernel=norm_kernel,
-            signature=dict.fromkeys(pointers, "*bf16")
-            | dict.fromkeys(("rows", "stride_x", "stride_delta"), "i32")
-            | {"eps": "fp32"},
-            constexprs={
-                **constants, **config, "WIDTH": width,
-                "ADD_ONE": kind == "rms_plus_one", "CENTRE": kind == "layer",
-            },
-            num_warps=warps,
-            aligned=("stride_x", "stride_delta"),
-        )  # fmt: skip
+        launch = _meta(op, kind, width, torch.bfloat16)
+        yield compile_case_of(f"{op} {kind} {width}", launch)
+        if width == WIDEST:
+            yield compile_case_of(f"{op} {kind} {width} overlapped", overlapped(launch))

@@ -13,7 +13,7 @@ import triton.language as tl
 
 from kestrel.spi import Impl, OpQuery, Yes
 from kestrel_kernels_cuda.compiling import CompileCase
-from kestrel_kernels_cuda.launch import DTYPES, Launch
+from kestrel_kernels_cuda.launch import DTYPES, Launch, compile_case_of
 
 __all__ = ["IMPLS", "compile_cases", "copy_page"]
 
@@ -82,11 +82,5 @@ IMPLS: Mapping[str, Impl] = {"copy_page": Impl(supports=_supports, fn=copy_page,
 
 def compile_cases() -> Iterator[CompileCase]:
     """Sixteen-bit pools."""
-    strides = ("stride_layer", "stride_page", "stride_head")
-    yield CompileCase(
-        name="copy_page",
-        kernel=copy_page_kernel,
-        signature={"k": "*i16", "v": "*i16", **dict.fromkeys(("src", "dst", "length", *strides), "i32")},
-        constexprs={"KV_HEADS": 4, "BLOCK": BLOCK},
-        aligned=strides,
-    )
+    pool = torch.empty((2, 2, 4, 16, 256), dtype=torch.bfloat16, device="meta")
+    yield compile_case_of("copy_page", _launch(pool, pool, 0, 1, 1))

@@ -13,7 +13,8 @@ import triton.language as tl
 
 from kestrel.spi import Impl, OpQuery
 from kestrel_kernels_cuda.compiling import CompileCase
-from kestrel_kernels_cuda.launch import Launch, dtype_of, power_of_two, supports_dtypes
+from kestrel_kernels_cuda.launch import Launch, compile_case_of, dtype_of, power_of_two, supports_dtypes
+from kestrel_kernels_cuda.overlap import overlap, start_next, wait_for_previous
 from kestrel_kernels_cuda.rotation import partner, rotated
 
 __all__ = ["IMPLS", "compile_cases", "rope"]
@@ -24,16 +25,18 @@ TILE = 1024  # numbers of one program
 @triton.jit(do_not_specialize=["heads"])
 def rope_kernel(
     x, cos, sin, out, heads, stride_xt, stride_xh, stride_cos, stride_sin,
-    DIM: tl.constexpr, ROTATED: tl.constexpr, BLOCK: tl.constexpr, HEADS: tl.constexpr,
+    DIM: tl.constexpr, ROTATED: tl.constexpr, BLOCK: tl.constexpr, HEADS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """``out`` [T, H, D], contiguous."""
+    start_next(PDL)
+    wait_for_previous(PDL)
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)[:, None]
     dim = tl.arange(0, BLOCK)[None, :]
     inside = (head < heads) & (dim < DIM)
     row = x + token * stride_xt + head * stride_xh
     value = tl.load(row + dim, mask=inside, other=0.0).to(tl.float32)
-    other = tl.load(row + partner(dim, ROTATED), mask=inside, other=0.0).to(tl.float32)
+    other = tl.load(row + partner(dim, ROTATED), mask=inside & (dim < ROTATED), other=0.0).to(tl.float32)
     turned = rotated(value, other, cos, sin, token, stride_cos, stride_sin, dim, ROTATED)
     tl.store(out + (token * heads + head) * DIM + dim, turned.to(out.dtype.element_ty), mask=inside)
 
@@ -52,7 +55,7 @@ def _launch(x_THD: torch.Tensor, cos_TR: torch.Tensor, sin_TR: torch.Tensor) -> 
         rope_kernel,
         (tokens, triton.cdiv(heads, config["HEADS"])),
         (x_THD, cos_TR, sin_TR, out, heads, *x_THD.stride()[:2], cos_TR.stride(0), sin_TR.stride(0)),
-        {"DIM": dim, "ROTATED": cos_TR.shape[1], "num_warps": 4, **config},
+        {"DIM": dim, "ROTATED": cos_TR.shape[1], "num_warps": 4, **config, **overlap(x_THD.device)},
     )
     return launch, out
 
@@ -64,12 +67,15 @@ def rope(x_THD: torch.Tensor, cos_TR: torch.Tensor, sin_TR: torch.Tensor) -> tor
     return out
 
 
-def _warm(query: OpQuery, row_counts: Sequence[int]) -> Iterable[Callable[[], object]]:
-    """One job, for heads whose strides are multiples of 16 numbers."""
-    dim, turned = query.get("head_dim"), query.get("rot_dim")
-    x = torch.empty((2, 2, dim), dtype=dtype_of(query), device="meta")
+def _meta(dim: int, turned: int, dtype: torch.dtype) -> Launch:
+    x = torch.empty((2, 2, dim), dtype=dtype, device="meta")
     angles = torch.empty((2, turned), dtype=torch.float32, device="meta")
-    return (_launch(x, angles, angles)[0].compile,)
+    return _launch(x, angles, angles)[0]
+
+
+def _warm(query: OpQuery, row_counts: Sequence[int]) -> Iterable[Callable[[], object]]:
+    """One job, for heads whose strides are as aligned as their width."""
+    return (_meta(query.get("head_dim"), query.get("rot_dim"), dtype_of(query)).compile,)
 
 
 IMPLS: Mapping[str, Impl] = {"rope": Impl(supports=supports_dtypes, fn=rope, warm=_warm)}
@@ -78,11 +84,4 @@ IMPLS: Mapping[str, Impl] = {"rope": Impl(supports=supports_dtypes, fn=rope, war
 def compile_cases() -> Iterator[CompileCase]:
     """A vision tower's head (72 of 128 places used) and the largest."""
     for dim, turned in ((72, 72), (512, 128)):
-        yield CompileCase(
-            name=f"rope {dim}",
-            kernel=rope_kernel,
-            signature={"x": "*bf16", "cos": "*fp32", "sin": "*fp32", "out": "*bf16", "heads": "i32"}
-            | dict.fromkeys(("stride_xt", "stride_xh", "stride_cos", "stride_sin"), "i32"),
-            constexprs={"DIM": dim, "ROTATED": turned, **_config(dim)},
-            aligned=("stride_xt",),
-        )
+        yield compile_case_of(f"rope {dim}", _meta(dim, turned, torch.bfloat16))

@@ -13,7 +13,8 @@ import triton.language as tl
 
 from kestrel.spi import Impl, No, OpQuery, Yes
 from kestrel_kernels_cuda.compiling import CompileCase
-from kestrel_kernels_cuda.launch import Launch, dtype_of, power_of_two, refuse_dtype
+from kestrel_kernels_cuda.launch import Launch, compile_case_of, dtype_of, power_of_two, refuse_dtype
+from kestrel_kernels_cuda.overlap import overlap, start_next, wait_for_previous
 
 __all__ = ["IMPLS", "compile_cases", "moe_route"]
 
@@ -24,9 +25,12 @@ MOST_EXPERTS = 1024  # 32 logits a thread
 def moe_route_kernel(
     logits, weights, experts, stride_t,
     EXPERTS: tl.constexpr, TOP_K: tl.constexpr, BLOCK: tl.constexpr, SHIFT: tl.constexpr, BLOCK_K: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """Each round takes the largest key: the logit's bits, made to order as integers, above the complement of the
     expert's number, so that of equal logits the lower expert is found first."""
+    start_next(PDL)
+    wait_for_previous(PDL)
     token = tl.program_id(0).to(tl.int64)
     expert = tl.arange(0, BLOCK)
     logit = tl.load(logits + token * stride_t + expert, mask=expert < EXPERTS, other=0.0).to(tl.float32)
@@ -68,7 +72,8 @@ def _launch(logits_TE: torch.Tensor, top_k: int) -> tuple[Launch, torch.Tensor, 
     weights = torch.empty((tokens, top_k), dtype=logits_TE.dtype, device=logits_TE.device)
     chosen = torch.empty((tokens, top_k), dtype=torch.int64, device=logits_TE.device)
     args = (logits_TE, weights, chosen, logits_TE.stride(0))
-    launch = Launch(moe_route_kernel, (tokens,), args, {**_constants(experts, top_k), "num_warps": 1})
+    meta = {**_constants(experts, top_k), "num_warps": 1, **overlap(logits_TE.device)}
+    launch = Launch(moe_route_kernel, (tokens,), args, meta)
     return launch, weights, chosen
 
 
@@ -87,9 +92,12 @@ def _supports(query: OpQuery) -> Yes | No:
     return Yes()
 
 
+def _meta(experts: int, top_k: int, dtype: torch.dtype) -> Launch:
+    return _launch(torch.empty((2, experts), dtype=dtype, device="meta"), top_k)[0]
+
+
 def _warm(query: OpQuery, row_counts: Sequence[int]) -> Iterable[Callable[[], object]]:
-    logits = torch.empty((2, query.get("experts")), dtype=dtype_of(query), device="meta")
-    return (_launch(logits, query.get("top_k"))[0].compile,)
+    return (_meta(query.get("experts"), query.get("top_k"), dtype_of(query)).compile,)
 
 
 IMPLS: Mapping[str, Impl] = {"moe_route": Impl(supports=_supports, fn=moe_route, warm=_warm)}
@@ -98,11 +106,4 @@ IMPLS: Mapping[str, Impl] = {"moe_route": Impl(supports=_supports, fn=moe_route,
 def compile_cases() -> Iterator[CompileCase]:
     """Qwen's 8 of 256, and the most experts."""
     for experts in (256, MOST_EXPERTS):
-        yield CompileCase(
-            name=f"moe_route {experts}",
-            kernel=moe_route_kernel,
-            signature={"logits": "*bf16", "weights": "*bf16", "experts": "*i64", "stride_t": "i32"},
-            constexprs=_constants(experts, 8),
-            num_warps=1,
-            aligned=("stride_t",),
-        )
+        yield compile_case_of(f"moe_route {experts}", _meta(experts, 8, torch.bfloat16))
