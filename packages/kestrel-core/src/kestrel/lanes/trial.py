@@ -51,9 +51,7 @@ def launch_memory(
     before = allocated_memory(device)
     reset_peak(device)
     with torch.inference_mode():
-        _launch_all(
-            driver, config, sizes, Sampler(driver.spec, config.max_batch_size, device, ops=ops), device, dtype
-        )
+        _launch_all(driver, config, sizes, ops, device, dtype)
     state = pool_bytes(driver.spec, sizes, dtype=dtype, page_size=config.page_size)
     return max(0, peak_memory(device) - before - state)
 
@@ -62,7 +60,7 @@ def _launch_all(
     driver: TokenDriver,
     config: RuntimeConfig,
     sizes: PoolSizes,
-    sampler: Sampler,
+    ops: OpTable | None,
     device: torch.device,
     dtype: torch.dtype,
 ) -> None:
@@ -71,6 +69,7 @@ def _launch_all(
     cache = StateCache(
         spec, device=device, dtype=dtype, page_size=config.page_size, sizes=sizes, prefix_cache=False
     )
+    sampler = Sampler(spec, rows, device, ops=ops)
     runner = Runner(
         driver,
         cache,
@@ -81,6 +80,7 @@ def _launch_all(
         overlaps=(config.steps_in_flight or 1 + has_streams(device)) > 1,
         device=device,
         pads=config.deterministic,
+        ops=ops,
     )
     for row in range(rows):
         sampler.set_row(row, _everything(spec), seed=row)
