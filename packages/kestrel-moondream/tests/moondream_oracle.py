@@ -46,6 +46,11 @@ def tile_counts(width, height, patch=14, margin=4, crop=378, limit=12):
     return (max(1, th), max(1, tw))
 
 
+def width_first(image, width, height):
+    """Lanczos in the order of passes that every Pillow before 13 took."""
+    return image.resize((width, image.height), Image.LANCZOS).resize((width, height), Image.LANCZOS)
+
+
 @dataclass
 class Oracle:
     """``sizes`` is the ``config`` dictionary of config.json with every key spelled out."""
@@ -74,10 +79,8 @@ class Oracle:
         height, width = pixels.shape[:2]
         rows, cols = tile_counts(width, height, patch, margin, size, v["max_crops"])
         image = Image.fromarray(pixels)
-        big = image.resize(
-            (cols * window + 2 * margin * patch, rows * window + 2 * margin * patch), Image.LANCZOS
-        )
-        out = [np.asarray(image.resize((size, size), Image.LANCZOS))]
+        big = width_first(image, cols * window + 2 * margin * patch, rows * window + 2 * margin * patch)
+        out = [np.asarray(width_first(image, size, size))]
         for i in range(rows):
             for j in range(cols):
                 box = (j * window, i * window, j * window + size, i * window + size)

@@ -1,9 +1,14 @@
 import numpy as np
 import pytest
+import torch
 from moondream_oracle import Oracle, tile_counts
 
+from kestrel.ops.resize_crops import resize_crops
+from kestrel.spi import ImageItem
 from kestrel_moondream.config import VisionConfig
 from kestrel_moondream.crops import cut, tiling
+from kestrel_moondream.pictures import crops_of, inputs_of
+from kestrel_moondream.prepare import prepare_image
 
 VISION = VisionConfig()
 SMALL = VisionConfig(crop_size=28, enc_patch_size=4, overlap_margin=1)
@@ -52,3 +57,31 @@ def test_an_image_too_small_to_tile_is_one_crop_since_its_local_crop_would_repea
     assert crops.pixels.shape == (1, 28, 28, 3)
     assert np.array_equal(expected[0], expected[1])
     assert np.array_equal(crops.pixels[0], expected[0])
+
+
+@pytest.mark.parametrize("size", [(20, 20), (64, 40), (300, 61), (37, 91), (1, 1)])
+def test_a_device_cuts_the_same_crops(size):
+    pixels = np.random.default_rng(size).integers(0, 256, (*size[::-1], 3), dtype=np.uint8)
+    by_host, by_device = (
+        prepare_image(ImageItem(pixels=pixels), SMALL, {}, by_device=flag) for flag in (False, True)
+    )
+    assert "pixels" in by_device.tensors
+    assert "crops" in by_host.tensors
+    items = [by_device, by_host, by_device]
+    inputs = [torch.cat(part) for item in items for part in inputs_of(item)]
+    crops, tilings = crops_of(inputs, SMALL.crop_size, resize_crops)
+    assert tilings == [by_host.meta["tiling"]] * 3 == [by_device.meta["tiling"]] * 3
+    assert by_host.meta == by_device.meta
+    assert torch.equal(crops, torch.cat([by_host.tensors["crops"]] * 3))
+
+
+def test_pictures_of_like_sizes_give_a_device_tensors_of_the_same_shapes():
+    drawn = np.random.default_rng(0)
+    shapes = {
+        tuple(
+            tuple(part[0].shape)
+            for part in inputs_of(prepare_image(ImageItem(pixels=pixels), SMALL, {}, by_device=True))
+        )
+        for pixels in (drawn.integers(0, 256, (40, width, 3), dtype=np.uint8) for width in (60, 61, 63))
+    }
+    assert len(shapes) == 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from kestrel.errors import LoadError
-from kestrel.spi import BuildContext, Built, ModelCard
+from kestrel.spi import BuildContext, Built, ModelCard, OpQuery
 from kestrel_moondream.config import MoondreamConfig
 from kestrel_moondream.driver import MoondreamDriver
 from kestrel_moondream.model import MoondreamModel
@@ -32,5 +32,6 @@ def build(card: ModelCard, config: MoondreamConfig, ctx: BuildContext) -> Built:
     with torch.device("meta"):
         model = MoondreamModel(config, ctx.ops, ctx.dtype, ctx.config.page_size)
     load(model, ctx.weights, device=ctx.device, dtype=ctx.dtype)
-    driver = MoondreamDriver(config, model, tokenizer, ctx.device)
+    resize = ctx.ops.find(OpQuery.of("resize_crops"))
+    driver = MoondreamDriver(config, model, tokenizer, ctx.device, resize)
     return Built(main=driver, prompt=MoondreamPrompt(config))

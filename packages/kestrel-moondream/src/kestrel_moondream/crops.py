@@ -11,7 +11,7 @@ from PIL import Image
 
 from kestrel_moondream.config import VisionConfig
 
-__all__ = ["Crops", "cut", "tiling"]
+__all__ = ["Crops", "cut", "enlarged", "tiling", "window_corners"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,18 +54,27 @@ def cut(pixels_HW3: NDArray[np.uint8], vision: VisionConfig) -> Crops:
     """The crops of an upright RGB image. Resizing is Lanczos on uint8; the aspect is not kept."""
     height, width = pixels_HW3.shape[:2]
     size = vision.crop_size
-    margins, window = _extents(vision)
     rows, columns = tiling(width, height, vision)
     image = Image.fromarray(np.ascontiguousarray(pixels_HW3))
     views = [_resized(image, size, size)]
     if (rows, columns) != (1, 1):
-        whole = _resized(image, columns * window + margins, rows * window + margins)
+        whole = _resized(image, *enlarged(rows, columns, vision))
         views += [
-            whole[i * window : i * window + size, j * window : j * window + size]
-            for i in range(rows)
-            for j in range(columns)
+            whole[top : top + size, left : left + size] for top, left in window_corners(rows, columns, vision)
         ]
     return Crops(pixels=np.stack(views), rows=rows, columns=columns)
+
+
+def enlarged(rows: int, columns: int, vision: VisionConfig) -> tuple[int, int]:
+    """Width and height of the copy that ``rows`` × ``columns`` local crops are cut from."""
+    margins, window = _extents(vision)
+    return columns * window + margins, rows * window + margins
+
+
+def window_corners(rows: int, columns: int, vision: VisionConfig) -> list[tuple[int, int]]:
+    """Top and left of each local crop in that copy, row by row."""
+    _, window = _extents(vision)
+    return [(i * window, j * window) for i in range(rows) for j in range(columns)]
 
 
 def _extents(vision: VisionConfig) -> tuple[int, int]:
@@ -75,4 +84,6 @@ def _extents(vision: VisionConfig) -> tuple[int, int]:
 
 
 def _resized(image: Image.Image, width: int, height: int) -> NDArray[np.uint8]:
-    return np.asarray(image.resize((width, height), Image.Resampling.LANCZOS))
+    """Width first, as ``ops.resize_crops``: Pillow 13 sometimes goes height first, and then rounds otherwise."""
+    wide = image.resize((width, image.height), Image.Resampling.LANCZOS)
+    return np.asarray(wide.resize((width, height), Image.Resampling.LANCZOS))

@@ -23,6 +23,7 @@ from kestrel.spi import (
     ImageItem,
     MediaItem,
     MediaSpec,
+    OpCall,
     PagedKV,
     TextTokenizer,
     TokenDriver,
@@ -31,6 +32,7 @@ from kestrel.spi import (
 from kestrel.types import Layout, Prepared, Segment
 from kestrel_moondream.config import MoondreamConfig
 from kestrel_moondream.model import MoondreamModel
+from kestrel_moondream.pictures import crops_of, inputs_of
 from kestrel_moondream.prepare import BOX, IMAGE, POINT, prepare_image, prepare_spatial
 from kestrel_moondream.text import STATE
 
@@ -59,20 +61,27 @@ def spec_of(config: MoondreamConfig) -> TokenSpec:
 
 
 class MoondreamDriver(TokenDriver):
-    """A loaded Moondream 2."""
+    """A loaded Moondream 2. ``resize``: ``ops.resize_crops`` of a device that cuts pictures itself; None: the host
+    does."""
 
     def __init__(
-        self, config: MoondreamConfig, model: MoondreamModel, tokenizer: TextTokenizer, device: torch.device
+        self,
+        config: MoondreamConfig,
+        model: MoondreamModel,
+        tokenizer: TextTokenizer,
+        device: torch.device,
+        resize: OpCall | None = None,
     ) -> None:
         self.spec = spec_of(config)
         self.tokenizer = tokenizer
         self.config = config
         self.model = model
         self.device = device
+        self._resize = resize
 
     def prepare(self, item: MediaItem, settings: Mapping[str, Any]) -> Prepared:
         if isinstance(item, ImageItem) and item.kind == IMAGE:
-            return prepare_image(item, self.config.vision, settings)
+            return prepare_image(item, self.config.vision, settings, by_device=self._resize is not None)
         if isinstance(item, FloatsItem) and item.kind in (POINT, BOX):
             return prepare_spatial(item)
         raise InvalidRequestError(
@@ -90,21 +99,15 @@ class MoondreamDriver(TokenDriver):
         return replace(layout, bidirectional=tuple(ranges))
 
     def pack(self, kind: str, packed: Sequence[Prepared]) -> Sequence[Sequence[torch.Tensor]]:
-        """Of an image its global crop, then, laid out by its tiling, the local ones if it has any: shapes say all that
-        the encoder has to know. Of spatial references the numbers of all."""
+        """Of images what ``pictures.inputs_of`` says, of spatial references the numbers of all."""
         if kind != IMAGE:
             return [[item.tensors["values"].to(torch.float32) for item in packed]]
-        inputs: list[list[torch.Tensor]] = []
-        for item in packed:
-            crops = item.tensors["crops"]
-            inputs.append([crops[:1]])
-            if len(crops) > 1:
-                inputs.append([crops[1:].unflatten(0, item.meta["tiling"])])
-        return inputs
+        return [part for item in packed for part in inputs_of(item)]
 
     def features(self, kind: str, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
         if kind == IMAGE:
-            return self.model.vision(*_crops(inputs)).flatten(0, 1)
+            crops, tilings = crops_of(inputs, self.config.vision.crop_size, self._resize)
+            return self.model.vision(crops, tilings).flatten(0, 1)
         (values,) = inputs
         region = self.model.region
         features = region.encode_coordinates(values[:, :1])
@@ -129,14 +132,3 @@ class MoondreamDriver(TokenDriver):
 
     def aux_logits(self, h_NC: torch.Tensor, ids_N: torch.Tensor) -> torch.Tensor:
         return self.model.region.bin_logits(h_NC)
-
-
-def _crops(inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, list[tuple[int, int]]]:
-    """The crops of all images and each image's tiling, of what ``pack`` made of them."""
-    tilings: list[tuple[int, int]] = []
-    for x in inputs:
-        if x.dim() == 4:
-            tilings.append((1, 1))
-        else:
-            tilings[-1] = (x.shape[0], x.shape[1])
-    return torch.cat([x if x.dim() == 4 else x.flatten(0, 1) for x in inputs]), tilings

@@ -9,21 +9,28 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from kestrel.errors import InvalidMediaError, InvalidRequestError
 from kestrel.spi import FloatsItem, ImageItem
 from kestrel.types import Prepared
 from kestrel_moondream.config import VisionConfig
-from kestrel_moondream.crops import cut
+from kestrel_moondream.crops import cut, tiling
+from kestrel_moondream.pictures import LARGEST_BYTES, picture_tensors
 
 __all__ = ["BOX", "IMAGE", "POINT", "prepare_image", "prepare_spatial"]
 
 IMAGE, POINT, BOX = "image", "point", "box"
-VERSION = b"kestrel-moondream/1"  # raised when preparation changes what the encoder sees
+VERSION = b"kestrel-moondream/2"  # raised when preparation changes what the encoder sees
 
 
-def prepare_image(item: ImageItem, vision: VisionConfig, settings: Mapping[str, Any]) -> Prepared:
-    """The crops of ``item``. Raises InvalidMediaError for an array that is no image."""
+def prepare_image(
+    item: ImageItem, vision: VisionConfig, settings: Mapping[str, Any], *, by_device: bool = False
+) -> Prepared:
+    """The crops of ``item``, or with ``by_device`` what a device cuts them from, unless it is very large.
+
+    Raises InvalidMediaError for an array that is no image.
+    """
     for name in ("min_pixels", "max_pixels"):
         if settings.get(name) is not None:
             raise InvalidRequestError(f"Moondream cuts every image into crops of one size; leave {name} out")
@@ -37,21 +44,23 @@ def prepare_image(item: ImageItem, vision: VisionConfig, settings: Mapping[str, 
         raise InvalidMediaError(
             f"an image array is {pixels.dtype} {pixels.shape}; Moondream takes uint8 [height, width, 3], none of them 0"
         )
-    crops = cut(pixels, vision)
-    geometry = (crops.rows, crops.columns, vision.crop_size, vision.enc_patch_size, vision.overlap_margin)
     height, width = pixels.shape[:2]
+    if by_device and pixels.size <= LARGEST_BYTES:
+        rows, columns = tiling(width, height, vision)
+        tensors, content = picture_tensors(pixels, vision), np.ascontiguousarray(pixels)
+        count = 1 if rows * columns == 1 else 1 + rows * columns
+    else:
+        crops = cut(pixels, vision)
+        rows, columns, count, content = crops.rows, crops.columns, len(crops.pixels), crops.pixels
+        tensors = {"crops": torch.from_numpy(crops.pixels)}
+    geometry = (content.shape, rows, columns, vision.crop_size, vision.enc_patch_size, vision.overlap_margin)
     return Prepared(
         kind=IMAGE,
-        digest=_digest(IMAGE, repr(geometry).encode(), crops.pixels.tobytes()),
+        digest=_digest(IMAGE, repr(geometry).encode(), content),
         num_positions=vision.num_positions,
-        tensors={"crops": torch.from_numpy(crops.pixels)},
-        meta={
-            "width": width,
-            "height": height,
-            "tiling": (crops.rows, crops.columns),
-            "crops": len(crops.pixels),
-        },
-        cost=len(crops.pixels),
+        tensors=tensors,
+        meta={"width": width, "height": height, "tiling": (rows, columns), "crops": count},
+        cost=count,
     )
 
 
@@ -82,9 +91,9 @@ def prepare_spatial(item: FloatsItem) -> Prepared:
     )
 
 
-def _digest(kind: str, *parts: bytes) -> bytes:
+def _digest(kind: str, *parts: bytes | NDArray[np.uint8]) -> bytes:
     digest = hashlib.sha256(VERSION)
     for part in (kind.encode(), *parts):
-        digest.update(len(part).to_bytes(8, "little"))
+        digest.update((part.nbytes if isinstance(part, np.ndarray) else len(part)).to_bytes(8, "little"))
         digest.update(part)
     return digest.digest()
