@@ -103,7 +103,7 @@ def decode(name: str, batch: int, length: int, kind: str = "pages") -> Shape:
     if dim <= 64:
         tiles = [(64, 4, 3), (128, 4, 3), (64, 4, 4), (128, 8, 2), (64, 2, 3)]
     limits = Limits(max_rows=batch, max_tokens=batch, max_query_len=1, max_context_len=length)
-    used = split_of(limits, batch, kv_heads, length, base.block_n, multiprocessors(DEVICE))
+    used = split_of(limits, batch, kv_heads, length, base, multiprocessors(DEVICE))
     zeros = torch.zeros((batch, kv_heads), dtype=torch.int32, device=DEVICE)
     found = []
     for config in {base, *(replace(base, block_n=n, warps=w, stages=s) for n, w, s in tiles)}:

@@ -11,6 +11,7 @@ from functools import cache
 import torch
 
 from kestrel.spi.batch import Limits
+from kestrel_kernels_cuda import linear_launch
 from kestrel_kernels_cuda.launch import power_of_two
 
 __all__ = [
@@ -41,6 +42,7 @@ class DecodeConfig:
     stages: int
     chunk: int = 16
     join_warps: int = 4
+    overlaps: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,7 @@ class PrefillConfig:
     warps: int
     stages: int
     packed: bool = False
+    overlaps: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +70,7 @@ class Split:
 
 
 _DECODE: dict[str, dict[int, tuple[int, int, int]]] = {  # padded head dim to block_n, warps, stages
-    "sm_90": {64: (64, 4, 3), 128: (64, 4, 3), 256: (32, 4, 3), 512: (32, 8, 2)},
+    "sm_90": {64: (64, 2, 3), 128: (64, 4, 3), 256: (32, 4, 3), 512: (32, 8, 2)},
     "sm_80": {64: (64, 4, 3), 128: (64, 4, 2), 256: (32, 4, 3), 512: (32, 8, 2)},
     "small": {64: (64, 4, 2), 128: (32, 4, 3), 256: (32, 4, 2), 512: (16, 4, 2)},
 }
@@ -82,14 +85,12 @@ _WINDOW_PREFILL = {("sm_90", 256): (128, 32, 8, 3)}  # where the mask of a windo
 
 _WIDE_PREFILL = {64: (32, 32, 8, 1), 128: (32, 32, 8, 1), 256: (16, 32, 8, 1), 512: (16, 16, 8, 1)}  # float32
 
-_SHORT_PREFILL = {64: (16, 64, 4, 3), 128: (16, 64, 4, 3), 256: (16, 32, 4, 3), 512: (16, 32, 8, 2)}
+_SHORT_PREFILL = {64: (16, 128, 4, 2), 128: (16, 64, 4, 3), 256: (16, 32, 4, 3), 512: (16, 32, 8, 2)}
 SHORT = 16  # queries of the longest sequence up to which the heads of a group share a tile
 
-JOIN_IN_PLACE = (
-    2  # chunks of blocks, of all heads of a group, that the last block joins faster than a second kernel
-)
+JOIN_IN_PLACE = 4  # chunks of blocks, of a group's heads, that a last block joins sooner than a kernel
 
-BLOCKS_PER_PROCESSOR = 2  # decode blocks that fit beside each other
+BLOCKS_PER_PROCESSOR = {64: 3, 128: 2, 256: 2, 512: 2}  # decode blocks that one gets where rows are few
 LONGEST = 2048  # keys of a block, in rows that are longer than others
 ALWAYS = 512  # keys of a block in deterministic launches
 IDLE_PER_PROCESSOR = 32  # blocks that may find nothing to do: each costs about 0.1 us of a multiprocessor
@@ -103,15 +104,19 @@ def _bucket(dim: int) -> int:
     return max(64, power_of_two(dim))
 
 
+def overlaps(arch: int) -> bool:
+    """Whether a kernel may start while the one before it finishes (programmatic dependent launch)."""
+    return arch >= 90 and linear_launch.OVERLAPS
+
+
 def decode_config(arch: int, dim: int, group: int, itemsize: int) -> DecodeConfig:
     """The tiles for head dim ``dim`` and ``group`` query heads per key/value head."""
     block_n, warps, stages = _DECODE[_family(arch)][_bucket(dim)]
     if itemsize == 4:
-        block_n, stages = max(16, block_n // 2), 2
+        block_n, warps, stages = max(16, block_n // 2), max(4, warps), 2
     chunk = 8 if dim > 256 else 16
-    return DecodeConfig(
-        max(16, power_of_two(dim)), max(16, power_of_two(group)), block_n, warps, stages, chunk
-    )
+    padded = max(16, power_of_two(dim)), max(16, power_of_two(group))
+    return DecodeConfig(*padded, block_n, warps, stages, chunk, overlaps=overlaps(arch))
 
 
 def prefill_config(
@@ -127,16 +132,21 @@ def prefill_config(
         tile = _PREFILL[_family(arch)][_bucket(dim)]
         if window is not None:
             tile = _WINDOW_PREFILL.get((_family(arch), _bucket(dim)), tile)
-    return PrefillConfig(max(16, power_of_two(dim)), *tile, packed)
+    return PrefillConfig(max(16, power_of_two(dim)), *tile, packed, overlaps(arch))
 
 
-def split_of(limits: Limits, rows: int, kv_heads: int, longest: int, block_n: int, processors: int) -> Split:
+def split_of(
+    limits: Limits, rows: int, kv_heads: int, longest: int, config: DecodeConfig, processors: int
+) -> Split:
     """How to divide rows of at most ``longest`` keys; in deterministic launches by each row's length alone."""
+    block_n = config.block_n
     if limits.is_deterministic:
         tiles = ALWAYS // block_n
         return Split(1, tiles, -(-longest // (tiles * block_n)) + 1)
     groups = max(1, rows * kv_heads)
-    wanted = min(max(1, BLOCKS_PER_PROCESSOR * processors // groups), -(-longest // block_n))
+    wanted = min(
+        max(1, BLOCKS_PER_PROCESSOR[_bucket(config.dim)] * processors // groups), -(-longest // block_n)
+    )
     ceiling = max(1, IDLE_PER_PROCESSOR * processors // groups)
     return Split(wanted, LONGEST // block_n, max(wanted, min(-(-longest // LONGEST), ceiling)))
 
@@ -145,7 +155,8 @@ def joins_in_place(limits: Limits, split: Split, group: int, config: DecodeConfi
     """Whether the last block of a row joins them all, rather than a second kernel. Never in deterministic launches:
     the two may sum in different orders, and ``split`` depends on the longest row."""
     chunks = group * -(-split.splits // config.chunk)
-    return split.splits > 1 and chunks <= JOIN_IN_PLACE and not limits.is_deterministic
+    is_quick = split.wanted == 1 or chunks <= JOIN_IN_PLACE
+    return split.splits > 1 and is_quick and not limits.is_deterministic
 
 
 @cache

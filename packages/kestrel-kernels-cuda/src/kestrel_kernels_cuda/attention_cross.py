@@ -59,7 +59,8 @@ def _launches(
         return prefill_launch(q_THD, keys, view.cu_seqlens, None, False, scale, None, None, config)
     tiles = decode_config(arch, dim, group, size)
     if split is None:
-        split = split_of(view.limits, rows, num_kv, max_len, tiles.block_n, multiprocessors(q_THD.device))
+        longest = max_len
+        split = split_of(view.limits, rows, num_kv, longest, tiles, multiprocessors(q_THD.device))
     arrivals = None
     if joins_in_place(view.limits, split, group, tiles):
         arrivals = once_per_launch(view, layer, "arrivals", arrivals_of)

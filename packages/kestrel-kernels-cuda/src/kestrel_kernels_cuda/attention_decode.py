@@ -19,12 +19,14 @@ from kestrel_kernels_cuda.attention_parts import (
     Keys,
     capped,
     finish,
+    overlap,
     query_tile,
     scale_factors,
     softmax_step,
     stages_of,
 )
 from kestrel_kernels_cuda.launch import Launch
+from kestrel_kernels_cuda.linear_parts import start_next, wait_for_previous
 
 __all__ = ["arrivals_of", "decode_launches", "join_kernel", "split_kernel"]
 
@@ -87,17 +89,20 @@ def split_kernel(
     window, wanted, longest, splits,
     NEW: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_P: tl.constexpr,
     D: tl.constexpr, D_P: tl.constexpr, PAGE: tl.constexpr, BLOCK_N: tl.constexpr, CHUNK: tl.constexpr,
-    HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr,
+    HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """One block of keys of one row and key/value head. PAGE 0: a row's keys all lie in one page.
 
-    Writes outputs when ``sums`` is None, else sums, maxima and totals; with ``arrivals`` (zeros [B, K], left as zeros)
-    the last block of a row joins them.
+    Writes outputs when it is the row's only block, else sums, maxima and totals; with ``arrivals`` (zeros [B, K], left
+    as zeros) the last block of a row joins them.
     """
+    start_next(OVERLAPS)
+    wait_for_previous(OVERLAPS)
     split, kv_head, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     length = tl.load(lens + row).to(tl.int32) + NEW
     base, share = share_of(length, window, wanted, longest, splits, HAS_WINDOW, BLOCK_N)
     start = base + split * share
+    blocks = tl.cdiv(length - base, share)
     end = tl.minimum(start + share, length)
     if start >= end:
         return
@@ -133,7 +138,7 @@ def split_kernel(
         acc = tl.dot(weights.to(q_GD.dtype), v_ND, acc * shrink[:, None], input_precision="ieee")
     row_head = row.to(tl.int64) * (KV_HEADS * GROUP) + heads
     mask = live[:, None] & (at_d < D)[None, :]
-    if sums is None:
+    if sums is None or blocks == 1:
         gate_rows = row.to(tl.int64) * stride_gt + heads[:, None] * stride_gh + at_d[None, :]
         result = finish(acc, total, gate, gate_rows, mask, out.dtype.element_ty)
         tl.store(out + row_head[:, None] * D + at_d[None, :], result, mask=mask)
@@ -143,7 +148,6 @@ def split_kernel(
         tl.store(tops + place * 2, top, mask=live)
         tl.store(tops + place * 2 + 1, total, mask=live)
         if arrivals is not None:
-            blocks = tl.cdiv(length - base, share)
             counter = arrivals + row * KV_HEADS + kv_head
             tl.debug_barrier()  # all threads' numbers are written before one of them says so
             if tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == blocks - 1:
@@ -161,13 +165,17 @@ def split_kernel(
 def join_kernel(
     sums, tops, lens, gate, out, stride_gt, stride_gh, window, wanted, longest, splits,
     NEW: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr, D_P: tl.constexpr, BLOCK_N: tl.constexpr,
-    CHUNK: tl.constexpr, HAS_WINDOW: tl.constexpr,
+    CHUNK: tl.constexpr, HAS_WINDOW: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
-    """The sums of a row's blocks joined, for one head."""
+    """The sums of a row's blocks joined, for one head; nothing where the only block has written the output."""
+    start_next(OVERLAPS)
+    wait_for_previous(OVERLAPS)
     head, row = tl.program_id(0), tl.program_id(1)
     length = tl.load(lens + row).to(tl.int32) + NEW
     base, share = share_of(length, window, wanted, longest, splits, HAS_WINDOW, BLOCK_N)
     blocks = tl.cdiv(length - base, tl.maximum(share, 1))
+    if blocks == 1:
+        return
     first_place = (row.to(tl.int64) * HEADS + head) * splits
     acc, total = joined(sums, tops, first_place, blocks, D, D_P, CHUNK)
     write_head(acc, total, gate, out, row, head, stride_gt, stride_gh, HEADS, D, D_P)
@@ -205,7 +213,7 @@ def decode_launches(
     sharing = (keys.window or 0, split.wanted, split.longest, split.splits)
     shape = {
         "NEW": keys.new, "D": dim, "D_P": config.dim, "BLOCK_N": config.block_n,
-        "HAS_WINDOW": keys.window is not None,
+        "HAS_WINDOW": keys.window is not None, **overlap(config.overlaps, split_kernel),
     }  # fmt: skip
     meta = {
         **shape, "KV_HEADS": num_kv, "GROUP": heads // num_kv, "GROUP_P": config.group, "PAGE": keys.page,

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 import torch
 import triton
 import triton.language as tl
+from triton.runtime.jit import JITFunction
 
-__all__ = ["Keys", "capped", "finish", "query_tile", "scale_factors", "softmax_step", "stages_of"]
+__all__ = ["Keys", "capped", "finish", "overlap", "query_tile", "scale_factors", "softmax_step", "stages_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +41,13 @@ def scale_factors(scale: float, softcap: float | None) -> tuple[float, float]:
     if softcap is None:
         return 1.0, scale * math.log2(math.e)
     return scale / softcap, softcap * math.log2(math.e)
+
+
+def overlap(wanted: bool, kernel: object) -> dict[str, bool]:
+    """Of a launch's constants, those that let ``kernel`` start while the one before it finishes."""
+    if wanted and isinstance(kernel, JITFunction):  # an interpreted kernel cannot
+        return {"OVERLAPS": True, "launch_pdl": True}
+    return {"OVERLAPS": False}
 
 
 def stages_of(depth: int, page: int) -> int:

@@ -17,12 +17,14 @@ from kestrel_kernels_cuda.attention_parts import (
     Keys,
     capped,
     finish,
+    overlap,
     query_tile,
     scale_factors,
     softmax_step,
     stages_of,
 )
 from kestrel_kernels_cuda.launch import Launch
+from kestrel_kernels_cuda.linear_parts import start_next, wait_for_previous
 
 __all__ = ["prefill_kernel", "prefill_launch"]
 
@@ -91,10 +93,12 @@ def prefill_kernel(
     pre, post, stride_qt, stride_qh, stride_gt, stride_gh, stride_page, stride_head, stride_table, window, batch,
     IS_CAUSAL: tl.constexpr, HEADS: tl.constexpr, GROUP: tl.constexpr, PACK: tl.constexpr,
     D: tl.constexpr, D_P: tl.constexpr, PAGE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr,
+    HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """One tile of BLOCK_M // PACK tokens by PACK heads. ``lens``: positions before this launch when IS_CAUSAL, else the
     keys that every query of a sequence sees. ``range_ends``: bidirectional ranges, or None."""
+    start_next(OVERLAPS)
+    wait_for_previous(OVERLAPS)
     BLOCK_Q: tl.constexpr = BLOCK_M // PACK
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
     sequence = sequence_of(tile, cu_seqlens, batch, BLOCK_Q)
@@ -187,6 +191,7 @@ def prefill_launch(
         "IS_CAUSAL": is_causal, "HEADS": heads, "GROUP": group, "PACK": pack, "D": dim, "D_P": config.dim,
         "PAGE": keys.page, "BLOCK_M": config.block_m, "BLOCK_N": config.block_n,
         "HAS_WINDOW": keys.window is not None, "HAS_SOFTCAP": softcap is not None,
-        "num_warps": config.warps, "num_stages": stages_of(config.stages, keys.page),
+        **overlap(config.overlaps, prefill_kernel), "num_warps": config.warps,
+        "num_stages": stages_of(config.stages, keys.page),
     }  # fmt: skip
     return out, [Launch(prefill_kernel, (tiles, heads // pack), args, meta)]

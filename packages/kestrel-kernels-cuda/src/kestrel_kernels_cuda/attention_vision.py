@@ -34,7 +34,7 @@ Tile = tuple[int, int, int, int]  # queries, keys, warps, stages
 
 _TILES: dict[str, dict[tuple[int, int], Tile]] = {  # by the padded parts of the head dim
     "sm_90": {
-        (64, 0): (128, 64, 4, 3), (64, 16): (128, 64, 8, 3), (64, 32): (128, 64, 8, 3), (128, 0): (128, 64, 8, 3),
+        (64, 0): (128, 64, 8, 3), (64, 16): (64, 64, 4, 3), (64, 32): (64, 64, 4, 3), (128, 0): (128, 64, 8, 3),
         (256, 0): (64, 64, 8, 2),
     },
     "sm_80": {

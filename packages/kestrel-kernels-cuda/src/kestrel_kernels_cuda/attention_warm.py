@@ -61,6 +61,7 @@ def cases_of(name: str, launches: Iterable[Launch], archs: tuple[int, ...]) -> I
         given = dict(zip(names, launch.args, strict=False))
         meta = dict(launch.meta)
         warps, stages = meta.pop("num_warps"), meta.pop("num_stages", 3)
+        options = {"launch_pdl": True} if meta.pop("launch_pdl", False) else {}
         yield CompileCase(
             name=f"{name} {launch.kernel.__name__}",
             kernel=launch.kernel,
@@ -70,6 +71,7 @@ def cases_of(name: str, launches: Iterable[Launch], archs: tuple[int, ...]) -> I
             num_stages=stages,
             aligned=_aligned(launch, names),
             archs=archs,
+            options=options,
         )
 
 

@@ -24,6 +24,8 @@ def vision_attention(
 
     q, k and v may be slices of one projection.
     """
+    if not q_NSHD.numel():
+        return torch.empty_like(q_NSHD)  # some fused kernels return nothing at all for no items
     q, k, v = (x.transpose(1, 2) for x in (q_NSHD, k_NSHD, v_NSHD))
     return F.scaled_dot_product_attention(q, k, v, scale=scale).transpose(1, 2)
 
