@@ -74,13 +74,11 @@ def test_every_configuration_computes_the_product(
     assert torch.equal(out, repeated)
 
 
-@pytest.mark.parametrize("config", [c for c in CONFIGS.values() if c.split == 1], ids=str)
+@pytest.mark.parametrize("name", [name for name, config in CONFIGS.items() if config.kernel == "gemv"])
 @pytest.mark.parametrize("kind", ["rms", "rms_plus_one", "layer"])
-def test_every_unsplit_configuration_takes_the_norm_before_it(
-    place: torch.device, config: Config, kind: str
-) -> None:
-    operands = _operands(place, 1 if config.kernel == "gemv" else 5, "silu_mul", kind)
-    started, out = launch(config, operands, overlaps=False)
+def test_products_of_one_row_take_the_norm_before_them(place: torch.device, name: str, kind: str) -> None:
+    operands = _operands(place, 1, "silu_mul", kind)
+    started, out = launch(CONFIGS[name], operands, overlaps=False)
     started.run()
     tolerance = 1e-4 if place.type == "cpu" else 8e-2
     torch.testing.assert_close(out, _reference(operands), rtol=tolerance, atol=tolerance)
@@ -106,7 +104,7 @@ def test_leading_axes_are_kept(place: torch.device) -> None:
 
 def test_counters_are_back_at_zero_after_a_split_product(place: torch.device) -> None:
     started, _ = launch(CONFIGS["split"], _operands(place, 13, None, None), overlaps=False)
-    counted = started.args[11]
+    counted = started.args[9]
     started.run()
     assert not counted.any()
     assert not counters(place, 4).any()
@@ -145,21 +143,18 @@ def test_measured_configurations_are_ones_that_kernels_take() -> None:
 def _check(config: Config) -> None:
     for size in (config.bm, config.bn, config.bk, config.warps):
         assert size & (size - 1) == 0
-    assert config.split == 1 or not config.fused
 
 
 @pytest.mark.parametrize(
     ("facts", "answer"),
     [
         ({"rows": 1, "dtype": "bfloat16"}, Yes),
-        ({"rows": 16, "dtype": "bfloat16"}, Yes),
+        ({"rows": 16, "dtype": "bfloat16"}, No),
         ({"rows": 0, "dtype": "bfloat16"}, No),
-        ({"rows": 256, "dtype": "bfloat16"}, No),
-        ({"rows": 16, "dtype": "float16"}, No),
         ({"rows": 1, "dtype": "float64"}, No),
     ],
 )
-def test_norm_and_product_are_one_for_few_rows(facts: dict[str, object], answer: type) -> None:
+def test_norm_and_product_are_one_for_one_row(facts: dict[str, object], answer: type) -> None:
     query = OpQuery.of("norm_linear", n=12352, k=2560, kind="rms", epilogue=None, **facts)
     assert isinstance(supports_norm(query), answer)
 
@@ -167,14 +162,14 @@ def test_norm_and_product_are_one_for_few_rows(facts: dict[str, object], answer:
 def test_a_warm_up_compiles_what_launches_will_run_and_no_more() -> None:
     facts = {"n": 2560, "k": 9216, "epilogue": "residual", "dtype": "bfloat16"}
     jobs = {
-        rows: list(IMPLS["linear"].warm(OpQuery.of("linear", rows=rows, **facts), [1, 24, 32]))
-        for rows in (1, 8, 32, 0)
+        rows: list(IMPLS["linear"].warm(OpQuery.of("linear", rows=rows, **facts), [1, 7, 300]))
+        for rows in (1, 8, 16, 0)
     }
-    assert [bool(jobs[rows]) for rows in (1, 8, 32, 0)] == [True, False, True, False]
+    assert [bool(jobs[rows]) for rows in (1, 8, 16, 0)] == [True, True, False, False]
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("rows", [1, 5, 64])
+@pytest.mark.parametrize("rows", [1, 5, 16])
 def test_overlapping_kernels_give_what_separate_ones_give(place: torch.device, rows: int) -> None:
     """A chain in which each product reads the one before it, captured and replayed: any read too early shows."""
     if arch_of(place) < 90:
@@ -188,8 +183,8 @@ def test_overlapping_kernels_give_what_separate_ones_give(place: torch.device, r
     def chain(overlaps: bool) -> torch.Tensor:
         x = start
         for _ in range(24):
-            norm = Norm(kind="rms", gain=gain, shift=None, eps=1e-6)
-            config = replace(default(Product.of(8192, 2048, rows, "silu_mul")), split=1)
+            norm = Norm(kind="rms", gain=gain, shift=None, eps=1e-6) if rows == 1 else None
+            config = default(Product.of(8192, 2048, rows, "silu_mul"))
             mid = Operands(x=x, weight=up, bias=None, residual=None, epilogue="silu_mul", norm=norm)
             started, h = launch(config, mid, overlaps=overlaps)
             started.run()

@@ -28,7 +28,6 @@ from kestrel_kernels_cuda.linear_launch import Norm, Operands, launch
 
 ROWS = (1, 8, 16, 32, 64, 128, 256)
 CACHE = 240e6  # bytes of weights to go through before one comes again
-NORM_US = 2.0  # what a norm of its own costs between two products
 PROCESSORS = 132
 
 
@@ -260,15 +259,26 @@ def main() -> None:
         )
         for job in jobs.values():
             job.cancel()
-        table, lines = run(shapes, jobs, pool, overlaps, began + wanted.seconds)
+        table, lines = run(shapes, jobs, overlaps, began + wanted.seconds)
     wanted.out.mkdir(parents=True, exist_ok=True)
     (wanted.out / "linear_measured.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    text = json.dumps({f"{major}{minor}": table}, indent=1)
-    (wanted.out / "linear_table.json").write_text(text + "\n", encoding="utf-8")
+    text = as_text(f"{major}{minor}", table)
+    (wanted.out / "linear_table.json").write_text(text, encoding="utf-8")
+
+
+def as_text(arch: str, table: dict[str, dict[str, dict]]) -> str:
+    """The table as it is committed: a line for each configuration."""
+    weights = [
+        f'  "{weight}": {{\n'
+        + ",\n".join(f'   "{rows}": {json.dumps(c)}' for rows, c in found.items())
+        + "\n  }"
+        for weight, found in table.items()
+    ]
+    return f'{{\n "{arch}": {{\n' + ",\n".join(weights) + "\n }\n}\n"
 
 
 def run(
-    shapes: list[Shape], jobs: dict, pool: ProcessPoolExecutor, overlaps: bool, deadline: float
+    shapes: list[Shape], jobs: dict, overlaps: bool, deadline: float
 ) -> tuple[dict[str, dict[str, dict]], list[str]]:
     """The table, and a line for each measurement."""
     table: dict[str, dict[str, dict]] = {}
@@ -283,41 +293,20 @@ def run(
             keys = [(shape.name, config) for config in candidates(shape, rows)]
             ready = [key[1] for key in keys if jobs[key].done() and not jobs[key].cancelled()]
             ranked[rows] = measure(bench, rows, ready, lines)
-        fusing = fused_times(bench, ranked, pool, overlaps) if shape.norm else {}
         weight = Product.of(shape.n, shape.k, 1, shape.epilogue).key
         for rows, found in ranked.items():
-            best, config = found[0]
-            fused = fusing.get(rows, best if rows == 1 else float("inf"))
-            is_fused = config.kernel != "blas" and bool(shape.norm) and fused < best + NORM_US
-            table.setdefault(weight, {})[str(row_bucket(rows))] = _fields(replace(config, fused=is_fused))
-            report(shape, rows, found, fused)
+            table.setdefault(weight, {})[str(row_bucket(rows))] = _fields(found[0][1])
+            report(shape, rows, found)
     return table, lines
 
 
-def fused_times(
-    bench: Bench, ranked: dict[int, list[tuple[float, Config]]], pool: ProcessPoolExecutor, overlaps: bool
-) -> dict[int, float]:
-    """µs of the best configuration of each number of rows with the norm in it."""
-    best = {
-        rows: found[0][1] for rows, found in ranked.items()
-        if 1 < rows <= 64 and found[0][1].kernel != "blas" and found[0][1].split == 1
-    }  # fmt: skip
-    wait(
-        [pool.submit(compile_one, bench.shape, rows, c, True, overlaps) for rows, c in best.items()],
-        timeout=20,
-    )
-    took = {rows: bench.kernel(rows, c, fused=True, overlaps=overlaps) for rows, c in best.items()}
-    return {rows: us for rows, us in took.items() if isinstance(us, float)}
-
-
-def report(shape: Shape, rows: int, found: list[tuple[float, Config]], fused: float) -> None:
+def report(shape: Shape, rows: int, found: list[tuple[float, Config]]) -> None:
     best = found[0][0]
     blas = next(us for us, c in found if c.kernel == "blas")
     rate = shape.n * shape.k * 2 / 1e6
     ours = next((f"{us:.1f} {_told(c)}" for us, c in found if c.kernel != "blas"), "none")
     print(
-        f"{shape.name:24} {rows:4}: {best:7.1f} us {rate / best:5.2f} TB/s, torch {blas:7.1f}, ours {ours}, "
-        f"with norm {fused:.1f}",
+        f"{shape.name:24} {rows:4}: {best:7.1f} us {rate / best:5.2f} TB/s, torch {blas:7.1f}, ours {ours}",
         flush=True,
     )
 

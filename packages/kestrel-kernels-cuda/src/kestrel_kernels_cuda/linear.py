@@ -64,17 +64,12 @@ def supports(query: OpQuery) -> Yes | No:
 
 
 def supports_norm(query: OpQuery) -> Yes | No:
-    """Yes where reading the rows again in every program costs less than a norm of its own."""
+    """Yes to products of one row: norming more rows again in every program costs more than a norm of its own (on an
+    H200 48 µs instead of 19 for 16 rows and a weight of 12,352 × 2,560)."""
     if refused := refuse_dtype(query):
         return refused
-    rows = query.get("rows")
-    if query.get("dtype") == "float16" and rows != 1 and query.get("kind") != "layer":
-        return No("rows of float16 may overflow before their norm scales them; the parts are served")
-    config = choose(_product_of(query), arch_of(META))
-    if config.kernel == "blas" or not config.fused:
-        return No(
-            f"for {rows or 'many'} rows of {query.get('k')} a norm of its own is faster; the parts are served"
-        )
+    if choose(_product_of(query), arch_of(META)).kernel != "gemv":
+        return No(f"for {query.get('rows') or 'many'} rows a norm of its own is faster; the parts are served")
     return Yes()
 
 
@@ -130,6 +125,4 @@ def compile_cases() -> Iterator[CompileCase]:
     yield case_of(gated, "silu_mul", norm="rms_plus_one")
     yield case_of(Product(n=8192, k=2048, rows=1), "gelu_tanh", norm="layer", archs=(90,))
     yield case_of(Product(n=2560, k=9216, rows=16), "residual")
-    yield case_of(replace(gated, rows=16), "silu_mul", norm="rms_plus_one", archs=(90,))
-    yield case_of(Product(n=2560, k=9216, rows=64), "residual")
-    yield case_of(replace(gated, rows=64), "silu_mul", archs=(90,), tma=True)
+    yield case_of(replace(gated, rows=16), "silu_mul", archs=(90,), tma=True)

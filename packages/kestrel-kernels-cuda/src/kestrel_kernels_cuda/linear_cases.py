@@ -6,14 +6,14 @@ from dataclasses import replace
 from typing import Any
 
 from kestrel_kernels_cuda.compiling import CompileCase
-from kestrel_kernels_cuda.linear_config import BLOCK, Product, choose
+from kestrel_kernels_cuda.linear_config import BLOCK, Product, default
 from kestrel_kernels_cuda.linear_gemm import gemm_kernel
 from kestrel_kernels_cuda.linear_gemv import gemv_kernel
 
 __all__ = ["case_of"]
 
 TENSORS = (
-    "x_ptr", "w_ptr", "scale_ptr", "bias_ptr", "residual_ptr", "gain_ptr", "shift_ptr", "out_ptr",
+    "x_ptr", "w_ptr", "scale_ptr", "bias_ptr", "residual_ptr", "out_ptr",
 )  # fmt: skip
 
 
@@ -25,19 +25,22 @@ def case_of(
     archs: tuple[int, ...] = (80, 90),
     tma: bool = False,
 ) -> CompileCase:
-    """``product`` of bfloat16 as sm_90 is configured; with the overlap of kernels when it is for sm_90 alone."""
-    config = choose(product, 90)
+    """``product`` of bfloat16 as it is configured by rule; with the overlap of kernels when it is for sm_90 alone."""
+    config = default(product)
     config = replace(config, tma=True) if tma else config
     assert config.kernel != "blas", f"torch computes {product}"
     constants: dict[str, Any] = {
-        "K": product.k, "BN": config.bn, "BK": config.bk, "EPILOGUE": epilogue, "BIAS": norm == "layer", "NORM": norm,
+        "K": product.k, "BN": config.bn, "BK": config.bk, "EPILOGUE": epilogue, "BIAS": norm == "layer",
         "BLOCK": BLOCK if product.scaled else 0, "PDL": archs == (90,),
     }  # fmt: skip
-    signature = dict.fromkeys(TENSORS, "*bf16") | {"n": "i32", "eps": "fp32"}
+    signature = dict.fromkeys(TENSORS, "*bf16") | {"n": "i32"}
     if product.scaled:
         signature |= {"w_ptr": "*fp8e4nv", "scale_ptr": "*fp32"}
     aligned: tuple[str, ...] = ("n",)
-    if config.kernel == "gemm":
+    if config.kernel == "gemv":
+        constants["NORM"] = norm
+        signature |= {"gain_ptr": "*bf16", "shift_ptr": "*bf16", "eps": "fp32"}
+    else:
         constants |= {"BM": config.bm, "SPLIT": config.split, "SWAP": config.swap, "STAGES": config.stages}
         constants["TMA"] = config.tma
         signature |= {"x_tiles": "*bf16", "w_tiles": "*bf16"}

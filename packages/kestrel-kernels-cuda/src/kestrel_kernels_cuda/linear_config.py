@@ -27,8 +27,7 @@ BLOCK = 128  # rows and columns of an 8-bit weight that share a scale
 class Config:
     """``kernel``: "gemv" (one row), "gemm" or "blas" (torch; the rest does not apply). ``bm`` × ``bn`` outputs a
     program (gated: ``bn`` of each half), ``bk`` inputs at a time, ``split`` programs to a tile's inputs; ``swap``: the
-    weight is the left operand; ``tma``: tiles come by the tensor memory unit (sm_90). ``fused``: also worth its while
-    with the norm before it."""
+    weight is the left operand; ``tma``: tiles come by the tensor memory unit (sm_90)."""
 
     kernel: Literal["gemv", "gemm", "blas"]
     bm: int = 1
@@ -39,7 +38,6 @@ class Config:
     split: int = 1
     swap: bool = False
     tma: bool = False
-    fused: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +64,7 @@ class Product:
         return f"{self.n}x{self.k}{' gated' if self.gated else ''}{' fp8' if self.scaled else ''}"
 
 
-BLAS = Config(kernel="blas", fused=False)
+BLAS = Config(kernel="blas")
 
 
 def is_gated(epilogue: str | None) -> bool:
@@ -89,28 +87,16 @@ def default(product: Product) -> Config:
     outputs = product.n // 2 if product.gated else product.n
     if product.rows == 1 and product.k <= MOST_INPUTS:
         return _gemv(product, outputs)
-    if not 1 < product.rows <= (FEW if product.wide else 64) or product.k % 16:
+    if not 1 < product.rows <= (4 * FEW if product.scaled else FEW) or product.k % 16:
         return BLAS
     bm = max(FEW, product.rows)
     if product.wide:
         return Config(kernel="gemm", bm=bm, bn=32, bk=32, stages=2)
-    if product.scaled:
-        return _tiles(product, outputs, bm, 64, BLOCK)
-    if bm == FEW and outputs < 8192:
+    if not product.scaled and outputs < 8192:
         return Config(kernel="gemm", bm=bm, bn=16, bk=min(256, _below(product.k)), stages=4)
-    return _tiles(
-        product, outputs, bm, *((64, 128) if bm <= 32 else (64, 64) if product.gated else (128, 64))
-    )
-
-
-def _tiles(product: Product, outputs: int, bm: int, bn: int, bk: int) -> Config:
-    """Tiles with the weight on the left, their inputs split when there are fewer of them than processors."""
-    split = min(8, max(1, PROCESSORS // -(-outputs // bn)), -(-product.k // (4 * bk)))
-    warps = 8 if bm * bn >= 64 * 128 else 4
-    bk = bk if product.scaled else min(bk, _below(product.k))
-    return Config(
-        kernel="gemm", bm=bm, bn=bn, bk=bk, warps=warps, stages=4, split=split, swap=True, fused=split == 1
-    )
+    bk = BLOCK if product.scaled else min(128, _below(product.k))
+    split = min(8, max(1, PROCESSORS // -(-outputs // 64)), -(-product.k // (4 * bk)))
+    return Config(kernel="gemm", bm=bm, bn=64, bk=bk, stages=4, split=split, swap=True)
 
 
 def _gemv(product: Product, outputs: int) -> Config:

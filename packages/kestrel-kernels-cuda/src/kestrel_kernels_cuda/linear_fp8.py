@@ -101,7 +101,6 @@ IMPLS: Mapping[str, Impl] = {"fp8_linear": Impl(supports=supports, fn=fp8_linear
 
 
 def compile_cases() -> Iterator[CompileCase]:
-    """One row, few, and a batch."""
+    """One row and few."""
     yield case_of(Product(n=18432, k=2560, rows=1, gated=True, scaled=True), "silu_mul", archs=(90,))
     yield case_of(Product(n=2560, k=9216, rows=16, scaled=True), "residual", archs=(90,))
-    yield case_of(Product(n=18432, k=2560, rows=64, gated=True, scaled=True), "silu_mul", archs=(90,))

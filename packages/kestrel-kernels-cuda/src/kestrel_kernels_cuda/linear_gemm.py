@@ -12,13 +12,13 @@ __all__ = ["gemm_kernel"]
 
 @triton.jit(do_not_specialize=["m"])
 def gemm_kernel(
-    x_tiles, w_tiles, x_ptr, w_ptr, scale_ptr, bias_ptr, residual_ptr, gain_ptr, shift_ptr, out_ptr,
-    partial_ptr, counter_ptr, m, n, x_stride, residual_stride, eps,
+    x_tiles, w_tiles, x_ptr, w_ptr, scale_ptr, bias_ptr, residual_ptr, out_ptr,
+    partial_ptr, counter_ptr, m, n, x_stride, residual_stride,
     K: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SPLIT: tl.constexpr,
-    SWAP: tl.constexpr, STAGES: tl.constexpr, EPILOGUE: tl.constexpr, BIAS: tl.constexpr, NORM: tl.constexpr,
+    SWAP: tl.constexpr, STAGES: tl.constexpr, EPILOGUE: tl.constexpr, BIAS: tl.constexpr,
     BLOCK: tl.constexpr, TMA: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """``out`` [m, n] = epilogue(norm(``x`` [m, K]) · ``w`` [n or 2n, K] transposed), BM × BN outputs a program.
+    """``out`` [m, n] = epilogue(``x`` [m, K] · ``w`` [n or 2n, K] transposed), BM × BN outputs a program.
 
     ``SWAP``: the weight is the left operand, so that few rows fill a matrix unit that wants 64 on its left. ``SPLIT``
     programs share a tile's inputs; the last to finish adds all partial sums, always in the same order. ``BLOCK``: rows
@@ -44,11 +44,6 @@ def gemm_kernel(
             if GATED:
                 prefetch(w_ptr + (n.to(tl.int64) + w_rows[:, None]) * K + lines[None, :] + step * BK)
     wait_for_previous(PDL)
-    mean = tl.zeros([BM], tl.float32)
-    rstd = mean + 1.0
-    if NORM == "layer":
-        mean, rstd = _moments(x_ptrs, columns, eps, K, BM, BK)
-    squares = tl.zeros([BM, BK], tl.float32)
     if SWAP:
         acc = tl.zeros([BN, BM], tl.float32)
         acc_up = tl.zeros([BN, BM], tl.float32)
@@ -67,18 +62,6 @@ def gemm_kernel(
         else:
             w = tl.load(w_ptrs + start, mask=inside[None, :], other=0.0, eviction_policy="evict_first")
             x = tl.load(x_ptrs + start, mask=inside[None, :], other=0.0)
-        if NORM != "none":
-            wide = x.to(tl.float32)
-            gain = tl.load(gain_ptr + start + columns, mask=inside, other=0.0).to(tl.float32)
-            if NORM == "rms_plus_one":
-                gain += 1.0
-            if NORM == "layer":
-                shift = tl.load(shift_ptr + start + columns, mask=inside, other=0.0).to(tl.float32)
-                wide = (wide - mean[:, None]) * rstd[:, None] * gain[None, :] + shift[None, :]
-            else:
-                squares += wide * wide
-                wide *= gain[None, :]
-            x = wide.to(x_ptr.dtype.element_ty)
         acc = _product(w, x, acc, scale_ptr, tl.program_id(1) * BN, first + start, K, SWAP, BLOCK)
         if GATED:
             if TMA:
@@ -118,10 +101,6 @@ def gemm_kernel(
     if SWAP:
         acc = tl.trans(acc)
         acc_up = tl.trans(acc_up)
-    if NORM == "rms" or NORM == "rms_plus_one":
-        scale = tl.rsqrt(tl.sum(squares, 1) / K + eps)
-        acc *= scale[:, None]
-        acc_up *= scale[:, None]
     live = (x_rows < m)[:, None] & (outputs < n)[None, :]
     places = safe_rows[:, None] * residual_stride + w_rows[None, :]
     y = finish(acc, acc_up, bias_ptr, residual_ptr, w_rows[None, :], places, live, n, EPILOGUE, BIAS)
@@ -149,18 +128,3 @@ def _product(
         return tl.dot(w, tl.trans(x), acc, input_precision=precision)
     else:
         return tl.dot(x, tl.trans(w), acc, input_precision=precision)
-
-
-@triton.jit
-def _moments(x_ptrs, columns, eps, K: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr):
-    """Mean and 1 / sqrt(variance + eps) of rows [BM, K], in two passes: the rows are in the second-level cache."""
-    total = tl.zeros([BM, BK], tl.float32)
-    for start in tl.range(0, K, BK):
-        total += tl.load(x_ptrs + start, mask=(columns + start < K)[None, :], other=0.0).to(tl.float32)
-    mean = tl.sum(total, 1) / K
-    squares = tl.zeros([BM, BK], tl.float32)
-    for start in tl.range(0, K, BK):
-        inside = (columns + start < K)[None, :]
-        x = tl.load(x_ptrs + start, mask=inside, other=0.0).to(tl.float32) - mean[:, None]
-        squares += tl.where(inside, x * x, 0.0)
-    return mean, tl.rsqrt(tl.sum(squares, 1) / K + eps)

@@ -99,21 +99,21 @@ def launch(config: Config, operands: Operands, *, overlaps: bool) -> tuple[Launc
     o, norm = operands, operands.norm
     rows = o.x.shape[0]
     out = torch.empty((rows, o.outputs), dtype=o.x.dtype, device=o.x.device)
-    gain, shift = (o.x, o.x) if norm is None else (norm.gain, o.x if norm.shift is None else norm.shift)
-    tensors = (o.x, o.weight, _or(o.scale, o.x), _or(o.bias, o.x), _or(o.residual, o.x), gain, shift, out)
-    eps = 0.0 if norm is None else norm.eps
     meta: dict[str, Any] = {
         "K": o.weight.shape[1], "BN": config.bn, "BK": config.bk,
         "EPILOGUE": o.epilogue or "none", "BIAS": o.bias is not None,
-        "NORM": "none" if norm is None else norm.kind, "BLOCK": 0 if o.scale is None else BLOCK,
-        "PDL": overlaps, "num_warps": config.warps,
+        "BLOCK": 0 if o.scale is None else BLOCK, "PDL": overlaps, "num_warps": config.warps,
     }  # fmt: skip
     if overlaps:
         meta["launch_pdl"] = True
+    inputs = (o.x, o.weight, _or(o.scale, o.x), _or(o.bias, o.x), _or(o.residual, o.x))
     columns = triton.cdiv(o.outputs, config.bn)
     if config.kernel == "gemv":
-        return Launch(gemv_kernel, (columns,), (*tensors, o.outputs, eps), meta), out
-    assert norm is None or config.split == 1, "a norm needs all of a row in one program"
+        gain, shift = (None, None) if norm is None else (norm.gain, norm.shift)
+        meta["NORM"] = "none" if norm is None else norm.kind
+        args = (*inputs, _or(gain, o.x), _or(shift, o.x), out, o.outputs, 0.0 if norm is None else norm.eps)
+        return Launch(gemv_kernel, (columns,), args, meta), out
+    assert norm is None, "only products of one row take the norm before them"
     meta |= {
         "BM": config.bm,
         "SPLIT": config.split,
@@ -129,7 +129,7 @@ def launch(config: Config, operands: Operands, *, overlaps: bool) -> tuple[Launc
         if config.tma
         else (o.x, o.x)
     )
-    args = (*tiles, *tensors, *scratch, rows, o.outputs, *strides, eps)
+    args = (*tiles, *inputs, out, *scratch, rows, o.outputs, *strides)
     return Launch(gemm_kernel, (bands, columns, config.split), args, meta), out
 
 
