@@ -31,6 +31,7 @@ from kestrel.spi import (
 )
 from kestrel.testing.bare import BareLoop
 from kestrel.testing.capture import CaptureGuard
+from kestrel.testing.replays import replayed
 from kestrel.testing.samples import sample_call, sample_item
 from kestrel.types import Layout, Prepared, Text, Token, Tokens
 
@@ -54,8 +55,9 @@ def check_family(family: ModelFamily, *, seed: int = 0, optional: Collection[str
 
     Recognition from headers; strict loading in both directions (``optional``: tensors that a checkpoint may lack);
     digests that are stable and tell content apart; text that never becomes control ids; layouts that fit the spec;
-    batched, chunked and captured launches with the tokens of plain ones; nothing in the forward pass that a
-    captured program cannot hold. Float32 on the CPU. Raises AssertionError saying what is wrong.
+    batched, chunked and captured launches with the tokens of plain ones, and so replays through a whole lane; nothing
+    in the forward pass that a captured program cannot hold. Float32 on the CPU. Raises AssertionError saying what is
+    wrong.
     """
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name, torch.no_grad():
         directory = Path(name)
@@ -335,6 +337,12 @@ def _check_runs(driver: TokenDriver, prompt: PromptFormat, calls: Sequence[Call]
     ):
         for call, wanted, got in zip(calls, alone, others, strict=True):
             assert got == wanted, f"{call.skill} {what} gives {_ids(got)}, alone {_ids(wanted)}"
+    firsts = list({call.skill: i for i, call in reversed(list(enumerate(calls)))}.values())
+    replays = replayed(driver, [layouts[i] for i in firsts], [decodings[i] for i in firsts], MAX_TOKENS)
+    for i, got in zip(firsts, replays, strict=True):
+        assert _ids(got) == _ids(alone[i]), (
+            f"{calls[i].skill} replayed from captured programs gives {_ids(got)}, alone {_ids(alone[i])}"
+        )
 
 
 def _ids(tokens: Sequence[Token]) -> list[int]:
