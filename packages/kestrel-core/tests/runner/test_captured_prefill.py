@@ -158,6 +158,7 @@ def test_programs_of_the_encoder_are_kept_by_last_use(monkeypatch):
     from kestrel.runner import encoders
 
     monkeypatch.setattr(encoders, "MAX_PROGRAMS", 2)
+    monkeypatch.setattr(encoders, "REPLACE_EVERY", 0)
     bench = Bench(Packed(3), graphs=ReplayGraphs())
     runner = bench.lane._board.runner
     with torch.inference_mode():
@@ -167,6 +168,24 @@ def test_programs_of_the_encoder_are_kept_by_last_use(monkeypatch):
             assert torch.equal(x_RC, item.tensors["x"] @ runner._driver.weights.media)
     kept = [shapes[1][0][1][0] for shapes in runner._encoders._captured]
     assert kept == [8, 4]
+
+
+def test_pictures_of_all_sizes_do_not_push_each_others_programs_out(monkeypatch):
+    from kestrel.runner import encoders
+
+    monkeypatch.setattr(encoders, "MAX_PROGRAMS", 3)
+    monkeypatch.setattr(encoders, "REPLACE_EVERY", 20)
+    graphs = ReplayGraphs()
+    bench = Bench(Packed(3), graphs=graphs)
+    runner, before, rng = bench.lane._board.runner, len(graphs.programs), random.Random(0)
+    with torch.inference_mode():
+        for _ in range(120):
+            rows = 2 * rng.randrange(1, 8)
+            item = toy_media("image", rows, rows)
+            x_RC = runner.encode("image", [item])
+            assert torch.equal(x_RC, item.tensors["x"] @ runner._driver.weights.media)
+    assert runner._encoders.num_captured == 3
+    assert 3 < len(graphs.programs) - before <= 3 + 120 // 20
 
 
 def test_an_encoder_that_cannot_be_captured_runs_op_by_op(caplog):

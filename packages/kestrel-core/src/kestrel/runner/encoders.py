@@ -24,7 +24,7 @@ __all__ = ["Encoders"]
 log = logging.getLogger("kestrel.runner")
 
 MAX_PROGRAMS = 24  # encoder programs that are kept, those used last
-MAX_MET = 1024  # tuples of shapes that are remembered as met once
+REPLACE_EVERY = 128  # launches between captures once so many are kept: one costs as much as ten launches
 RING = 2  # launches whose media lie in pinned memory: pictures are large, and one launch is made per tick
 
 Shapes = tuple[str, tuple[tuple[torch.dtype, tuple[int, ...]], ...]]
@@ -45,7 +45,8 @@ class Encoders:
     def __init__(self, driver: TokenDriver, states: StateMap, staging: Staging) -> None:
         self._driver, self._states, self._staging = driver, states, staging
         self._media = Staging(staging.device, ring=RING)
-        self._met: dict[Shapes, None] = {}  # in order
+        self._met: OrderedDict[Shapes, None] = OrderedDict()  # once, lately, and not captured
+        self._since_capture = 0
         self._captured: OrderedDict[Shapes, _Captured] = OrderedDict()
         self.graphs: Graphs | None = None
 
@@ -67,18 +68,30 @@ class Encoders:
 
     def _features(self, kind: str, inputs: list[torch.Tensor]) -> torch.Tensor:
         shapes: Shapes = (kind, tuple((x.dtype, tuple(x.shape)) for x in inputs))
-        if self.graphs is None or shapes not in self._met:
-            self._met[shapes] = None
-            if len(self._met) > MAX_MET:
-                del self._met[next(iter(self._met))]
-            return self._driver.features(kind, inputs)
-        if shapes not in self._captured:
+        self._since_capture += 1
+        entry = self._captured.get(shapes)
+        if entry is not None:
+            self._captured.move_to_end(shapes)
+            for there, x in zip(entry.inputs, inputs, strict=True):
+                there.copy_(x)
+            return entry.program.replay()
+        if self.graphs is not None and self._is_worth_it(shapes):
             return self._capture(self.graphs, shapes, kind, inputs)
-        self._captured.move_to_end(shapes)
-        entry = self._captured[shapes]
-        for there, x in zip(entry.inputs, inputs, strict=True):
-            there.copy_(x)
-        return entry.program.replay()
+        return self._driver.features(kind, inputs)
+
+    def _is_worth_it(self, shapes: Shapes) -> bool:
+        """Whether inputs of ``shapes`` were met twice lately, and no program was captured in place of another a moment
+        ago: with pictures of all sizes, few programs would be used again."""
+        is_full = len(self._captured) >= MAX_PROGRAMS
+        if shapes in self._met and not (is_full and self._since_capture < REPLACE_EVERY):
+            del self._met[shapes]
+            self._since_capture = 0
+            return True
+        self._met[shapes] = None
+        self._met.move_to_end(shapes)
+        if len(self._met) > MAX_PROGRAMS:
+            self._met.popitem(last=False)
+        return False
 
     def _capture(self, graphs: Graphs, shapes: Shapes, kind: str, inputs: list[torch.Tensor]) -> torch.Tensor:
         """The features of ``inputs``, and a program for others of their shapes."""
