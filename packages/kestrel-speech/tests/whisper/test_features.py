@@ -2,12 +2,13 @@
 
 import numpy as np
 import pytest
+import torch
 from whisper_oracle import noise
 
 from kestrel.errors import InvalidMediaError
 from kestrel.spi import AudioItem
 from kestrel_speech.whisper.config import WhisperConfig
-from kestrel_speech.whisper.features import log_mel, prepare_audio
+from kestrel_speech.whisper.features import log_mel, log_mels, prepare_audio
 
 SIZES = {
     "vocab_size": 330, "dim": 8, "encoder_layers": 1, "decoder_layers": 1, "encoder_heads": 1, "decoder_heads": 1,
@@ -56,3 +57,15 @@ def test_what_is_no_window_is_refused(samples, rate, says):
     config = WhisperConfig(**SIZES, audio_context=150)
     with pytest.raises(InvalidMediaError, match=says):
         prepare_audio(AudioItem(samples=samples, sample_rate=rate), config)
+
+
+def test_a_device_makes_the_same_features_of_sound():
+    config = WhisperConfig(**SIZES, audio_context=150)
+    clips = [noise(seed, seconds) for seed, seconds in ((1, 3.0), (2, 0.4), (3, 1.234))]
+    items = [
+        prepare_audio(AudioItem(samples=clip, sample_rate=16_000), config, by_device=True) for clip in clips
+    ]
+    sound, frames = (torch.cat([item.tensors[name] for item in items]) for name in ("sound", "frames"))
+    together = log_mels(sound, frames, config.num_mels)
+    for clip, features in zip(clips, together, strict=True):
+        assert torch.equal(features, log_mel(clip, config.num_mels, config.num_frames))

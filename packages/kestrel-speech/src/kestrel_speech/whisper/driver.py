@@ -26,7 +26,7 @@ from kestrel.spi import (
 from kestrel.types import Prepared
 from kestrel_speech.whisper.config import WhisperConfig
 from kestrel_speech.whisper.decoder import AUDIO_STATE, TEXT_STATE
-from kestrel_speech.whisper.features import AUDIO, prepare_audio
+from kestrel_speech.whisper.features import AUDIO, log_mels, prepare_audio
 from kestrel_speech.whisper.model import WhisperModel
 
 __all__ = ["WhisperDriver", "spec_of"]
@@ -73,17 +73,25 @@ class WhisperDriver(TokenDriver):
         self.config = config
         self.model = model
         self.device = device
+        self._by_device = (
+            device.type == "cuda"
+        )  # a pool thread needs 10 ms for a window's features, a GPU 0.1
 
     def prepare(self, item: MediaItem, settings: Mapping[str, Any]) -> Prepared:
         if isinstance(item, AudioItem):
-            return prepare_audio(item, self.config)
+            return prepare_audio(item, self.config, by_device=self._by_device)
         raise InvalidRequestError(f"Whisper takes audio; it was given {item.kind!r}")
 
     def pack(self, kind: str, packed: Sequence[Prepared]) -> Sequence[Sequence[torch.Tensor]]:
-        return [[item.tensors["features"][None] for item in packed]]
+        names = ("sound", "frames") if self._by_device else ("features",)
+        return [[item.tensors[name] for item in packed] for name in names]
 
     def features(self, kind: str, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
-        (windows_NMF,) = inputs
+        if self._by_device:
+            sound_NS, frames_N = inputs
+            windows_NMF = log_mels(sound_NS, frames_N, self.config.num_mels)
+        else:
+            (windows_NMF,) = inputs
         if self.device.type == "cpu":  # one window fills a CPU; its activations stay in the caches
             return torch.cat([self.model.encoder(window[None])[0] for window in windows_NMF])
         encoded: torch.Tensor = self.model.encoder(windows_NMF).flatten(0, 1)

@@ -18,7 +18,7 @@ from kestrel.types import Prepared
 from kestrel_speech.mel import mel_filters
 from kestrel_speech.whisper.config import WhisperConfig
 
-__all__ = ["AUDIO", "FRAMES_PER_SECOND", "HOP", "SAMPLE_RATE", "log_mel", "prepare_audio"]
+__all__ = ["AUDIO", "FRAMES_PER_SECOND", "HOP", "SAMPLE_RATE", "log_mel", "log_mels", "prepare_audio"]
 
 AUDIO = "audio"
 SAMPLE_RATE = 16_000
@@ -29,8 +29,11 @@ RANGE = 8.0  # decades below the loudest of the window that are kept
 VERSION = b"kestrel-speech/whisper/2"  # raised when preparation changes what the encoder sees
 
 
-def prepare_audio(item: AudioItem, config: WhisperConfig) -> Prepared:
-    """The features of a window. InvalidMediaError for what is no mono 16 kHz clip of at most one window."""
+def prepare_audio(item: AudioItem, config: WhisperConfig, *, by_device: bool = False) -> Prepared:
+    """The features of a window, or with ``by_device`` the sound that a device makes them of.
+
+    InvalidMediaError for what is no mono 16 kHz clip of at most one window.
+    """
     samples, longest = item.samples, config.num_frames * HOP
     if item.sample_rate != SAMPLE_RATE or samples.ndim != 1 or samples.dtype != np.float32:
         raise InvalidMediaError(
@@ -42,44 +45,65 @@ def prepare_audio(item: AudioItem, config: WhisperConfig) -> Prepared:
             f"a clip of {len(samples) / SAMPLE_RATE:g} s; one window of Whisper takes more than 0 and at most "
             f"{longest / SAMPLE_RATE:g} s. Use transcribe, which cuts longer audio."
         )
-    features_MF = log_mel(samples, config.num_mels, config.num_frames)
-    digest = hashlib.sha256(VERSION + repr(tuple(features_MF.shape)).encode())
-    digest.update(features_MF.numpy().tobytes())
+    shape = (config.num_mels, config.num_frames)
+    if by_device:
+        tensors = {"sound": _padded(samples, config.num_frames)[None], "frames": _whole_frames(samples)}
+        content: NDArray[np.float32] = np.ascontiguousarray(samples)
+    else:
+        tensors = {"features": log_mel(samples, *shape)[None]}
+        content = tensors["features"].numpy()
+    digest = hashlib.sha256(VERSION + repr((tuple(tensors), shape, len(samples))).encode())
+    digest.update(content)
     return Prepared(
         kind=AUDIO,
         digest=digest.digest(),
         num_positions=0,
-        tensors={"features": features_MF},
+        tensors=tensors,
         meta={"duration_seconds": len(samples) / SAMPLE_RATE},
         cross_positions=config.audio_context,
     )
 
 
 def log_mel(samples: NDArray[np.float32], num_mels: int, num_frames: int) -> torch.Tensor:
-    """Features [M, F] float32 of ``samples``, at most F frames of them.
+    """Features [M, F] float32 of ``samples``, at most F frames of them, as ``log_mels`` says."""
+    return log_mels(_padded(samples, num_frames)[None], _whole_frames(samples), num_mels)[0]
+
+
+def log_mels(sound_NS: torch.Tensor, frames_N: torch.Tensor, num_mels: int) -> torch.Tensor:
+    """Features [N, M, F] float32 of windows of sound [N, F · HOP], of whose frames the first ``frames_N`` count.
 
     Hann windows of 25 ms every 10 ms, centred, the edges reflected, silence behind the end; power, mel, decades. What
     lies more than eight decades below the loudest value is raised to there; then (x + 4) / 4. Frames that begin behind
     the last whole one of the sound are 0, neither loud nor silent: openai-whisper and faster-whisper pad the features
     of a short window so, and transcripts of real speech differ where they are silence instead.
     """
+    device = sound_NS.device
+    spectrum = torch.stft(
+        sound_NS, N_FFT, HOP, window=_hann(device), center=True, pad_mode="reflect", return_complex=True
+    )
+    power = spectrum.real[..., :-1].square() + spectrum.imag[..., :-1].square()
+    decades = (_filters(num_mels, device) @ power).clamp_(min=FLOOR).log10_()
+    loudest_N = decades.amax((1, 2), keepdim=True)
+    features = torch.maximum(decades, loudest_N - RANGE).add_(4.0).div_(4.0)
+    behind_NF = torch.arange(features.shape[-1], device=device) >= frames_N[:, None]
+    return features.masked_fill_(behind_NF[:, None], 0.0)
+
+
+def _padded(samples: NDArray[np.float32], num_frames: int) -> torch.Tensor:
     padded = torch.zeros(num_frames * HOP)
     padded[: len(samples)] = torch.from_numpy(np.ascontiguousarray(samples))
-    spectrum = torch.stft(
-        padded, N_FFT, HOP, window=_hann(), center=True, pad_mode="reflect", return_complex=True
-    )
-    power = spectrum.real[:, :-1].square() + spectrum.imag[:, :-1].square()
-    decades = (_filters(num_mels) @ power).clamp_(min=FLOOR).log10_()
-    features = decades.clamp_(min=decades.max() - RANGE).add_(4.0).div_(4.0)
-    features[:, len(samples) // HOP :] = 0.0
-    return features
+    return padded
 
 
-@lru_cache(maxsize=1)
-def _hann() -> torch.Tensor:
-    return torch.hann_window(N_FFT, device="cpu")
+def _whole_frames(samples: NDArray[np.float32]) -> torch.Tensor:
+    return torch.tensor([len(samples) // HOP])
 
 
 @lru_cache(maxsize=4)
-def _filters(num_mels: int) -> torch.Tensor:
-    return torch.from_numpy(mel_filters(num_mels, N_FFT).copy())
+def _hann(device: torch.device) -> torch.Tensor:
+    return torch.hann_window(N_FFT, device=device)
+
+
+@lru_cache(maxsize=4)
+def _filters(num_mels: int, device: torch.device) -> torch.Tensor:
+    return torch.from_numpy(mel_filters(num_mels, N_FFT).copy()).to(device)
