@@ -39,8 +39,11 @@ from kestrel_moondream.text import STATE
 __all__ = ["MoondreamDriver", "spec_of"]
 
 
-def spec_of(config: MoondreamConfig) -> TokenSpec:
-    """What a checkpoint of ``config`` needs and makes."""
+PICTURES_AT_ONCE = 4  # of one encoder launch on an accelerator, the largest; a CPU is full with one
+
+
+def spec_of(config: MoondreamConfig, pictures: int = 1) -> TokenSpec:
+    """What a checkpoint of ``config`` needs and makes; ``pictures`` are encoded together."""
     text, region, ids = config.text, config.region, config.tokenizer
     return TokenSpec(
         vocab_size=text.vocab_size,
@@ -53,7 +56,7 @@ def spec_of(config: MoondreamConfig) -> TokenSpec:
             AuxOutput(name="size", token_id=ids.size_id, cardinality=region.size_bins + 1, width=2),
         ),
         media=(
-            MediaSpec(kind=IMAGE, max_cost=max(16, config.vision.max_crops + 1)),
+            MediaSpec(kind=IMAGE, max_cost=max(16, pictures * (config.vision.max_crops + 1))),
             MediaSpec(kind=POINT, max_cost=256),
             MediaSpec(kind=BOX, max_cost=256),
         ),
@@ -72,7 +75,7 @@ class MoondreamDriver(TokenDriver):
         device: torch.device,
         resize: OpCall | None = None,
     ) -> None:
-        self.spec = spec_of(config)
+        self.spec = spec_of(config, 1 if device.type == "cpu" else PICTURES_AT_ONCE)
         self.tokenizer = tokenizer
         self.config = config
         self.model = model
