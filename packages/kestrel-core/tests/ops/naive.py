@@ -304,7 +304,7 @@ def sample_process(
         if biases:
             for i, bits, first, last in entries(tables.biases, row):
                 if first <= index < last:
-                    values[i] += torch.tensor(bits).view(torch.float64)
+                    values[i] += torch.tensor(bits, dtype=torch.int32).view(torch.float32)
         banned = []
         if statics:
             banned += [(s, e) for s, e, first, last in entries(tables.statics, row) if first <= index < last]

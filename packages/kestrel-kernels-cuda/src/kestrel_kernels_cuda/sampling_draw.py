@@ -70,7 +70,7 @@ def draw_kernel(
     wait_for_previous(PDL)
     chunk, n = tl.program_id(0), tl.program_id(1).to(tl.int64)
     row = tl.load(rows + n)
-    temperature = tl.load(floats + row * stride_floats).to(tl.float32)
+    temperature = tl.load(floats + row * stride_floats)
     may_stay = temperature > 0.0
     part = n * tl.num_programs(0) + chunk
     packed = tl.full([], LOWEST, tl.int64)
@@ -86,7 +86,7 @@ def draw_kernel(
             order, least = order_of(x), tl.load(threshold + n)
             kept = kept & ((order > least) | ((order == least) & (place <= tl.load(cut + n))))
         if MIN_P:
-            kept = kept & (scaled >= log_of(tl.load(floats + row * stride_floats + 2).to(tl.float32)))
+            kept = kept & (scaled >= log_of(tl.load(floats + row * stride_floats + 2)))
         if tl.max(kept.to(tl.int32), axis=0) > 0:
             seed, choice = tl.load(ints + row * stride_ints + 1), tl.load(ints + row * stride_ints + 2)
             noise = noise_of(chunk, seed, tl.load(index + row * stride_index), choice, CHUNK)
@@ -104,7 +104,7 @@ def drawn_kernel(
     n = tl.program_id(0).to(tl.int64)
     row = tl.load(rows + n)
     chosen = tl.load(greedy + n)
-    if tl.load(floats + row * stride_floats).to(tl.float32) > 0.0:
+    if tl.load(floats + row * stride_floats) > 0.0:
         chunk = tl.arange(0, BLOCK_C)
         packed = tl.max(tl.load(parts + n * chunks + chunk, mask=chunk < chunks, other=LOWEST), axis=0)
         chosen = tl.minimum(0x7FFFFFFF - (packed & 0xFFFFFFFF), vocab - 1)

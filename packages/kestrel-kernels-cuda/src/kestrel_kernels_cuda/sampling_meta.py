@@ -22,7 +22,7 @@ def meta_tables(vocab: int) -> SampleTables:
 
     ranges = row_list(100, 64, 2)
     return SampleTables(
-        floats_R6=record_RW[:, 9:15].view(torch.float64),
+        floats_R6=record_RW[:, 9:12].view(torch.float32),
         ints_R4=record_RW[:, 17:21],
         index_R=record_RW[:, 1],
         states_RA=record_RW[:, 3:7],

@@ -133,7 +133,6 @@ def chained(launches: Iterable[Launch], device: torch.device) -> list[Launch]:
 
 _TYPES = {
     torch.float32: "*fp32",
-    torch.float64: "*fp64",
     torch.bfloat16: "*bf16",
     torch.float16: "*fp16",
     torch.int64: "*i64",

@@ -71,9 +71,9 @@ def process_kernel(
     tl.store(first_parts + part, best_of(x, place, is_in))
     at = tl.load(index + row * stride_index)
     if PENALTIES:
-        repetition = tl.load(floats + row * stride_floats + 3).to(tl.float32)
-        presence = tl.load(floats + row * stride_floats + 4).to(tl.float32)
-        frequency = tl.load(floats + row * stride_floats + 5).to(tl.float32)
+        repetition = tl.load(floats + row * stride_floats + 3)
+        presence = tl.load(floats + row * stride_floats + 4)
+        frequency = tl.load(floats + row * stride_floats + 5)
         if (repetition != 1.0) | (presence != 0.0) | (frequency != 0.0):
             seen = tl.load(counts + row * vocab + place, mask=is_in, other=0)
             written = seen & WRITTEN
@@ -86,7 +86,7 @@ def process_kernel(
             token = tl.load(items + 4 * k)
             is_on = (tl.load(items + 4 * k + 2) <= at) & (at < tl.load(items + 4 * k + 3))
             if is_on & (token >= first_place) & (token < end_place):
-                added = tl.load(items + 4 * k + 1).to(tl.float64, bitcast=True).to(tl.float32)
+                added = tl.load(items + 4 * k + 1).to(tl.int32).to(tl.float32, bitcast=True)
                 x = tl.where(place == token, x + added, x)
     banned = place < 0
     if STATICS:

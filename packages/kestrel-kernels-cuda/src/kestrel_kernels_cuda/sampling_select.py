@@ -51,8 +51,8 @@ def bin_of(x, best):
 @triton.jit
 def settings_of(floats, stride_floats, ints, stride_ints, row, vocab):
     """Temperature, top-k (at most V), top-p, and whether top-k and top-p are on."""
-    temperature = tl.load(floats + row * stride_floats).to(tl.float32)
-    top_p = tl.load(floats + row * stride_floats + 1).to(tl.float32)
+    temperature = tl.load(floats + row * stride_floats)
+    top_p = tl.load(floats + row * stride_floats + 1)
     top_k = tl.load(ints + row * stride_ints).to(tl.int32)
     has_k = (temperature > 0.0) & (top_k > 0) & (top_k < vocab)
     has_p = (temperature > 0.0) & (top_p < 1.0)

@@ -81,7 +81,7 @@ def make_tables(shape: TableShape, seed: int, device: torch.device) -> SampleTab
         [[_item(draws, vocab, windows, k) for _ in range(draws(0, 4))] for _ in rows] for k in (0, 1)
     )
     return SampleTables(
-        floats_R6=torch.tensor([*floats, (0.0, 0.0, 0.0, 1.0, 0.0, 0.0)], dtype=torch.float64, device=device),
+        floats_R6=torch.tensor([*floats, (0.0, 0.0, 0.0, 1.0, 0.0, 0.0)], dtype=torch.float32, device=device),
         ints_R4=torch.tensor([*ints, (0, 0, 0, 0)], device=device),
         index_R=torch.tensor([*index, 0], device=device),
         states_RA=torch.tensor([*states, (0, 0, 0)], device=device),
@@ -108,7 +108,7 @@ def _item(draws: _Draws, vocab: int, windows: Sequence[tuple[int, int]], kind: i
     if kind == 0:
         return *draws.span(vocab), *window
     value = (2.0, -1.5, float("-inf"))[draws(0, 3)]
-    return draws(0, vocab), struct.unpack("<q", struct.pack("<d", value))[0], *window
+    return draws(0, vocab), struct.unpack("<i", struct.pack("<f", value))[0], *window
 
 
 def _list(rows: Sequence[Sequence[Sequence[int]]], fill: tuple[int, ...], device: torch.device) -> RowList:

@@ -41,7 +41,7 @@ def sample_draw(
     is undefined, but in range.
     """
     floats_N6, ints_N4 = (
-        tables.floats_R6.index_select(0, rows_N).float(),
+        tables.floats_R6.index_select(0, rows_N),
         tables.ints_R4.index_select(0, rows_N),
     )
     temperature_N, top_p_N, min_p_N = floats_N6[:, :3].unbind(1)

@@ -60,9 +60,7 @@ def sample_process(
 
 def _penalised(logits_NV: torch.Tensor, rows_N: torch.Tensor, tables: SampleTables) -> torch.Tensor:
     assert tables.counts_RV is not None, "a row has penalties and nothing counts its tokens"
-    repetition_N1, presence_N1, frequency_N1 = (
-        tables.floats_R6.index_select(0, rows_N)[:, 3:, None].float().unbind(1)
-    )
+    repetition_N1, presence_N1, frequency_N1 = tables.floats_R6.index_select(0, rows_N)[:, 3:, None].unbind(1)
     seen_NV = tables.counts_RV.index_select(0, rows_N)
     counts_NV = seen_NV & COUNT
     scaled_NV = torch.where(logits_NV > 0, logits_NV / repetition_N1, logits_NV * repetition_N1)
@@ -75,7 +73,7 @@ def _biased(
 ) -> torch.Tensor:
     ids_NK, bits_NK, first_NK, last_NK = tables.biases.items_RKD.index_select(0, rows_N).unbind(-1)
     is_on_NK = (first_NK <= index_N1) & (index_N1 < last_NK)
-    added_NK = bits_NK.view(torch.float64).float().masked_fill(~is_on_NK, 0.0)
+    added_NK = bits_NK.to(torch.int32).view(torch.float32).masked_fill(~is_on_NK, 0.0)
     return logits_NV.scatter_add(1, ids_NK, added_NK)
 
 
@@ -141,7 +139,7 @@ _SHAPES = {  # and the stages that are on
     "penalties": (TableShape(num_rows=4, vocab=500), ("penalties",)),
     "masks": (TableShape(num_rows=6, vocab=517), ("statics", "automata", "hosts")),
     "two preferred groups": (TableShape(num_rows=7, vocab=700, places=2), ("prefers",)),
-    "faults": (TableShape(num_rows=4, vocab=300, places=1), ("biases", "prefers")),
+    "faults": (TableShape(num_rows=4, vocab=300, places=1), ("statics", "prefers")),
     "many rows": (TableShape(num_rows=70, vocab=130, places=1), _STAGES),
     "largest": (TableShape(num_rows=2, vocab=151_936, places=1), _STAGES),
 }

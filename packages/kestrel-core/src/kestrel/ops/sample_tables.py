@@ -47,12 +47,12 @@ class AutomatonTables:
 class SampleTables:
     """Every row's part in sampling.
 
-    ``floats_R6`` float64: temperature (0: greedy), top_p (1: off), min_p (0: off), repetition, presence and frequency
+    ``floats_R6`` float32: temperature (0: greedy), top_p (1: off), min_p (0: off), repetition, presence and frequency
     penalty. ``ints_R4`` int64: top_k (0: off), seed, choice, whether aux outputs are wanted. ``index_R`` int64: tokens
     so far, written by sampling; so are ``states_RA`` (of ``automata``, lists of numbers) and ``counts_RV`` int32, how
     often a token was written (``COUNT``) and whether the prompt holds it (``SEEN``).
 
-    Lists: ``stops`` (id); ``biases`` (id, bits of a float64, first output index, last, excluded); ``statics`` (start
+    Lists: ``stops`` (id); ``biases`` (id, bits of a float32, first output index, last, excluded); ``statics`` (start
     and end of banned ids, first output index, last); ``hosts`` (start, end); ``prefers``: for each place of a
     "prefer_group" rule the ranges (start, end) of its group and of the ids that it leaves alone.
     """

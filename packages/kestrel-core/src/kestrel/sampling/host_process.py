@@ -45,7 +45,7 @@ def _process(values_V: Floats, row: int, tables: SampleTables, needs: Needs) -> 
     index = int(tables.index_R[row])
     if needs & Needs.BIAS:
         biases = _on(tables.biases, row, index)
-        added = biases[:, 1].copy().view(np.float64).astype(np.float32)
+        added = biases[:, 1].astype(np.int32).view(np.float32)
         for token, value in zip(biases[:, 0].tolist(), added, strict=True):
             values_V[token] += value
     for start, end in _banned(row, index, tables, needs):

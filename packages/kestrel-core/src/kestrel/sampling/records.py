@@ -5,7 +5,6 @@ Shapes: R rows, K tuples of a list, D words of a tuple.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -14,7 +13,7 @@ import numpy as np
 from kestrel.device import RowTable, Staging
 from kestrel.ops.sample_tables import RowList
 
-__all__ = ["Field", "Records", "bits_of"]
+__all__ = ["Field", "Records", "bits_of", "pairs_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +104,12 @@ class Records:
 
 
 def bits_of(value: float) -> int:
-    """The bits of a float64 as a word."""
-    word: int = struct.unpack("<q", struct.pack("<d", value))[0]
-    return word
+    """The bits of a float32 as a word."""
+    with np.errstate(over="ignore"):  # larger than float32 is infinite
+        return int(np.float32(value).view(np.int32))
+
+
+def pairs_of(values: Sequence[float]) -> tuple[int, ...]:
+    """The bits of float32 numbers, two to a word."""
+    with np.errstate(over="ignore"):
+        return tuple(np.array(values, dtype=np.float32).view(np.int64).tolist())

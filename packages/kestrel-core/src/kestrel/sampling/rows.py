@@ -12,7 +12,7 @@ from kestrel.sampling.automata import AutomatonBank
 from kestrel.sampling.masks import LogitRules, Masks
 from kestrel.sampling.params import Needs, SamplingParams
 from kestrel.sampling.penalties import Penalties
-from kestrel.sampling.records import Field, Records, bits_of
+from kestrel.sampling.records import Field, Records, bits_of, pairs_of
 from kestrel.spi.decoding import TokenSet
 
 __all__ = ["SampleRows"]
@@ -30,7 +30,7 @@ class SampleRows:
         fills = {
             "index": (0,),  # what the device writes comes first
             "states": (0,),
-            "floats": tuple(map(bits_of, (0.0, 0.0, 0.0, 1.0, 0.0, 0.0))),
+            "floats": pairs_of((0.0, 0.0, 0.0, 1.0, 0.0, 0.0)),
             "ints": (0, 0, 0, 0),
             "stops": (-1,),
             "automata": (0,),
@@ -86,7 +86,7 @@ class SampleRows:
             params.presence_penalty,
             params.frequency_penalty,
         )
-        put(row, "floats", (tuple(map(bits_of, floats)),))
+        put(row, "floats", (pairs_of(floats),))
         put(row, "ints", ((params.top_k, seed, choice, int(params.needs_aux)),))
         put(row, "index", ((len(written),),))
         put(row, "stops", [(i,) for i in sorted(params.stop_ids)])
@@ -108,7 +108,7 @@ class SampleRows:
     def _read(self) -> SampleTables:
         lists = self._records.list
         return SampleTables(
-            floats_R6=lists("floats").items_RKD[:, 0].view(torch.float64),
+            floats_R6=lists("floats").items_RKD[:, 0].view(torch.float32),
             ints_R4=lists("ints").items_RKD[:, 0],
             index_R=lists("index").items_RKD[:, 0, 0],
             states_RA=lists("states").items_RKD[..., 0],

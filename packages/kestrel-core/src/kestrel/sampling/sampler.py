@@ -251,7 +251,7 @@ class Sampler:
         tables = self._rows.tables
         if not self._looks or not needs & _FILTERS:
             return self._ops.draw(processed_NV, best_N, greedy_N, rows, tables, needs)
-        floats_N3 = tables.floats_R6.index_select(0, rows)[:, :3].float()
+        floats_N3 = tables.floats_R6.index_select(0, rows)[:, :3]
         top_k_N, seed_N, choice_N, _ = tables.ints_R4.index_select(0, rows).unbind(1)
         counters_N3 = torch.stack((seed_N, tables.index_R.index_select(0, rows), choice_N), dim=1)
         tensors = (processed_NV.float(), best_N, greedy_N, floats_N3, top_k_N, counters_N3)
