@@ -25,15 +25,16 @@ import string
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from gpu_models import WHISPER_EOT, write_moondream, write_qwen, write_whisper
-from gpu_probe import busy_share, copy_rate, gemm_rate
+from gpu_probe import busy_share, copy_rate, gemm_rate, kernel_spans, show_kernels
+from torch.profiler import ProfilerActivity, profile
 
 from kestrel.config import RuntimeConfig
 from kestrel.engine import EngineResult, InferenceEngine
@@ -49,8 +50,9 @@ QWEN_BYTES = {"4B": (8.41e9, 51_511_296, 32_768), "0.8B": (1.50e9, 19_537_920, 1
 class Report:
     """Lines of the table, as they are measured."""
 
-    def __init__(self) -> None:
+    def __init__(self, with_profiles: bool = False) -> None:
         self.rows: list[dict[str, Any]] = []
+        self._with_profiles = with_profiles
         self.copy_tb_s = 4.25
         self.gemm_tflop_s = 770.0
 
@@ -59,6 +61,18 @@ class Report:
         self.rows.append({"case": case, "what": what, "value": round(value, 4), "unit": unit, **more})
         extra = "  ".join(f"{name} {shown}" for name, shown in more.items())
         print(f"{case:<10} {what:<44} {value:>12,.3f} {unit:<8} {extra}", flush=True)
+
+    @contextmanager
+    def profiled(self, what: str) -> Iterator[None]:
+        """With profiles on, the kernels of the context by the time that they took."""
+        if not self._with_profiles:
+            yield
+            return
+        with profile(activities=[ProfilerActivity.CUDA]) as recorded:
+            yield
+            torch.cuda.synchronize()
+        self.add("profile", what, 1 - busy_share(kernel_spans(recorded)), "idle")
+        show_kernels(recorded)
 
 
 @asynccontextmanager
@@ -102,6 +116,8 @@ async def decode(engine: InferenceEngine, report: Report, size: str, batches: Se
         step = statistics.median(steps)
         moved = weights + batch * (2 * state + kv * (PROMPT + NEW / 2))
         floor = moved / report.copy_tb_s / 1e9
+        with report.profiled(f"decode, batch {batch}"):
+            await together(engine, texts, 32)
         cached = statistics.mean(result.metrics.cached_tokens for result in results)
         report.add("decode", f"Qwen3.5-{size} batch {batch}", step, "ms/step", tok_s=round(batch / step * 1e3),
                    floor_ms=round(floor, 2), share=f"{floor / step:.0%}", cached=round(cached))  # fmt: skip
@@ -119,13 +135,13 @@ async def prefill(engine: InferenceEngine, report: Report, size: str) -> None:
         wall, _ = await together(engine, prompts(16, 2000 + seed), 1)
         walls.append(wall * 1e3)
     wall = statistics.median(walls[1:])
+    with report.profiled("prefill, 16 prompts"):
+        await together(engine, prompts(16, 3000), 1)
     report.add("prefill", f"Qwen3.5-{size} 16 × {PROMPT}", wall, "ms", tok_s=round(16 * PROMPT / wall * 1e3))
 
 
 async def idle(engine: InferenceEngine, report: Report, size: str) -> None:
     """How much of a decoding run the GPU has nothing to do, while 64 readers take every token."""
-    from torch.profiler import ProfilerActivity, profile
-
     texts = prompts(64, 64)
     await together(engine, texts, 2)
 
@@ -141,13 +157,9 @@ async def idle(engine: InferenceEngine, report: Report, size: str) -> None:
         await asyncio.sleep(0.4)
         torch.cuda.synchronize()
     await asyncio.gather(*running)
-    spans = [
-        (event.time_range.start, event.time_range.end)
-        for event in recorded.events()
-        if event.device_type == torch.autograd.DeviceType.CUDA
-    ]
+    spans = kernel_spans(recorded)
     report.add("idle", f"Qwen3.5-{size}, 64 readers, {len(spans)} kernels", 1 - busy_share(spans), "of time")
-    print(recorded.key_averages().table(sort_by="cuda_time_total", row_limit=25, max_name_column_width=60))
+    show_kernels(recorded)
 
 
 async def whisper(engine: InferenceEngine, report: Report, batches: Sequence[int]) -> None:
@@ -165,6 +177,8 @@ async def whisper(engine: InferenceEngine, report: Report, batches: Sequence[int
         await closed_loop(hear, batch, batch)
         count = max(4 * batch, 8)
         wall, results = await closed_loop(hear, batch, count)
+        with report.profiled(f"whisper, {batch} at a time"):
+            await closed_loop(hear, batch, batch)
         tokens = statistics.mean(result.metrics.output_tokens for result in results)
         report.add(
             "whisper", f"large-v3-turbo, {batch} at a time", 30 * count / wall, "RTFx", tokens=round(tokens)
@@ -204,7 +218,7 @@ async def photo(engine: InferenceEngine, report: Report, lengths: Sequence[int] 
     """Requests per second, a new picture in each."""
     for new in lengths:
         for width, count in ((1, 24), (64, 256)):
-            pictures = iter(jpegs(count + width, new * 1000 + width))
+            pictures = iter(jpegs(count + 2 * width, new * 1000 + width))
             settings = {"max_tokens": new, "ignore_eos": True, "temperature": 0.0}
 
             async def ask(pictures: Any = pictures, settings: Any = settings) -> EngineResult:
@@ -212,6 +226,8 @@ async def photo(engine: InferenceEngine, report: Report, lengths: Sequence[int] 
 
             await closed_loop(ask, width, width)
             wall, _ = await closed_loop(ask, width, count)
+            with report.profiled(f"photo, {width} at a time"):
+                await closed_loop(ask, width, width)
             report.add("photo", f"Moondream 2, {new} tokens, c = {width}", count / wall, "req/s",
                        p50_ms=round(wall / count * width * 1e3, 1))  # fmt: skip
 
@@ -305,6 +321,7 @@ def main() -> None:
     )
     parser.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", help="engine settings")
     parser.add_argument("--cold", action="store_true", help="compile every kernel again")
+    parser.add_argument("--profile", action="store_true", help="print the kernels of each case")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     if not torch.cuda.is_available():
@@ -312,7 +329,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as cache:
         if args.cold:
             os.environ["TRITON_CACHE_DIR"] = cache
-        report = Report()
+        report = Report(args.profile)
         try:
             asyncio.run(run(args, report))
         finally:

@@ -6,8 +6,9 @@ import statistics
 from collections.abc import Callable, Iterable
 
 import torch
+from torch.profiler import profile
 
-__all__ = ["busy_share", "copy_rate", "gemm_rate", "median_ms"]
+__all__ = ["busy_share", "copy_rate", "gemm_rate", "kernel_spans", "median_ms", "show_kernels"]
 
 
 def median_ms(run: Callable[[], object], rounds: int = 7) -> float:
@@ -46,3 +47,26 @@ def busy_share(spans: Iterable[tuple[float, float]]) -> float:
         busy += max(0.0, end - max(start, last))
         last = max(last, end)
     return 0.0 if first is None or last == first else busy / (last - first)
+
+
+def kernel_spans(recorded: profile) -> list[tuple[float, float]]:
+    """Start and end of everything that ran on the device, in microseconds."""
+    return [
+        (event.time_range.start, event.time_range.end)
+        for event in recorded.events()
+        if event.device_type == torch.autograd.DeviceType.CUDA
+    ]
+
+
+def show_kernels(recorded: profile, count: int = 24) -> None:
+    """Print the kernels that took most of the time."""
+    totals: dict[str, list[float]] = {}
+    for event in recorded.events():
+        if event.device_type == torch.autograd.DeviceType.CUDA:
+            totals.setdefault(event.name, []).append(event.time_range.end - event.time_range.start)
+    whole = sum(map(sum, totals.values()))
+    for name, times in sorted(totals.items(), key=lambda item: -sum(item[1]))[:count]:
+        print(
+            f"    {sum(times) / 1e3:9.2f} ms {sum(times) / whole:5.1%} {len(times):7} x "
+            f"{statistics.median(times):8.1f} us  {name[:90]}"
+        )
