@@ -126,6 +126,21 @@ def test_a_rare_kind_of_sampling_runs_op_by_op_once_and_is_a_program_then():
         assert len(graphs.programs) == at_load + new
 
 
+def test_a_capture_that_fails_while_serving_costs_no_request(caplog):
+    graphs = ReplayGraphs()
+    bench = Bench(ToyHybrid(3), graphs=graphs)
+
+    def fail(run):
+        raise RuntimeError("out of memory")
+
+    graphs.capture = fail
+    for prompt in ([4, 5, 6], [9, 8]):
+        wanted = Expected(bench.driver).ids(Layout(tokens=tuple(prompt)), 8)
+        assert bench.generate(prompt, settings={"logprobs": True}).ids == wanted
+        assert bench.generate(prompt).ids == wanted
+    assert caplog.text.count("rare kinds of sampling run op by op") == 1
+
+
 def test_common_kinds_of_sampling_are_captured_at_load():
     graphs = ReplayGraphs()
     bench = Bench(FakeTokenDriver(), graphs=graphs)

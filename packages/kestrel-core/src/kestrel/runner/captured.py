@@ -6,6 +6,7 @@ them; an S leaves its results until the next program runs, so they are sent to t
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,6 +21,8 @@ from kestrel.sampling import Sampled, Sampler
 from kestrel.sampling.params import Needs
 
 __all__ = ["DecodePrograms"]
+
+log = logging.getLogger("kestrel.runner")
 
 T = TypeVar("T")
 Chosen = tuple[Sampled, torch.Tensor]
@@ -105,7 +108,12 @@ class DecodePrograms:
             self._sampler.prepare(needs)
             return None
         self._num_rare += 1
-        program = self._graphs.capture(self._choice(h_NC, needs, entry.stage.rows))
+        try:
+            program = self._graphs.capture(self._choice(h_NC, needs, entry.stage.rows))
+        except Exception as error:  # nothing ran, so the rows sample op by op as they did before
+            log.warning("rare kinds of sampling run op by op: capturing one failed", exc_info=error)
+            self._num_rare = MAX_CHOICES
+            return None
         entry.choices[needs] = program
         return program
 
