@@ -43,8 +43,8 @@ def _operands(place: torch.device, rows: int, epilogue: str | None, norm: str | 
     return Operands(
         x=wide[:, :K],
         weight=draw(N, K, scale=K**-0.5),
-        bias=draw(N) if epilogue != "residual" else None,
-        residual=draw(rows, N) if epilogue == "residual" else None,
+        bias=draw(N) if epilogue not in ("residual", "accumulate") else None,
+        residual=draw(rows, N) if epilogue in ("residual", "accumulate") else None,
         epilogue=epilogue,
         norm=Norm(kind=norm, gain=draw(K), shift=draw(K) if norm == "layer" else None, eps=1e-5)
         if norm
@@ -201,3 +201,17 @@ def test_overlapping_kernels_give_what_separate_ones_give(place: torch.device, r
     for _ in range(20):
         graph.replay()
         assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize("rows", [1, 9, 300])
+@pytest.mark.parametrize("dense", [True, False])
+def test_accumulating_products_write_over_their_residual(place: torch.device, rows: int, dense: bool) -> None:
+    o = _operands(place, rows, "accumulate", None)
+    wide = torch.randn(rows, N + 4, device=place).to(o.x.dtype)
+    into = o.residual if dense else wide[:, :N]
+    assert into is not None
+    want = linear(o.x, o.weight, None, "residual", into)
+    got = IMPLS["linear"].fn(o.x, o.weight, None, "accumulate", into)
+    assert got is into
+    tolerance = 1e-4 if place.type == "cpu" else 5e-2
+    torch.testing.assert_close(into, want, rtol=tolerance, atol=tolerance)

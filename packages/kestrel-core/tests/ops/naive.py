@@ -58,6 +58,8 @@ def linear(x, weight, bias=None, epilogue=None, residual=None):
         return y
     if epilogue == "residual":
         return y + wide(residual)
+    if epilogue == "accumulate":
+        return residual.copy_(y + wide(residual))
     if epilogue.endswith("_mul"):
         act = {"silu_mul": silu, "gelu_tanh_mul": gelu_tanh}[epilogue]
         return act(y[..., :half]) * y[..., half:]
@@ -427,10 +429,21 @@ def row_results(ids, stopped, status, rows, last_ids, live):
     return torch.tensor([*words, *stopped.tolist(), *status.tolist()], dtype=torch.uint8)
 
 
+def fp8_grouped_experts(x, weights, experts, gate_up, gate_up_scale, down, down_scale, activation="silu_mul"):
+    full = []
+    for weight, scale in ((gate_up, gate_up_scale), (down, down_scale)):
+        rows = wide(weight).clone()
+        for e, i, j in np.ndindex(*scale.shape):
+            rows[e, 128 * i : 128 * (i + 1), 128 * j : 128 * (j + 1)] *= float(scale[e, i, j])
+        full.append(rows.to(x.dtype))
+    return grouped_experts(x, weights, experts, *full, activation)
+
+
 NAIVE = {
     f.__name__: f
     for f in (
-        add_norm, causal_conv, copy_page, cross_attention, fp8_linear, gated_delta, gated_delta_step, grouped_experts,
+        add_norm, causal_conv, copy_page, cross_attention, fp8_grouped_experts, fp8_linear, gated_delta,
+        gated_delta_step, grouped_experts,
         layer_norm, linear, moe_route, norm_linear, output_gate, paged_attention, qk_norm_rope_kv_write,
         resize_crops, rms_norm, rope, rope_angles, row_inputs, row_results,
         sample_argmax, sample_commit, sample_draw, sample_logprobs, sample_process, vision_attention, write_kv,

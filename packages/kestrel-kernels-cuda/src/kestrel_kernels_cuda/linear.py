@@ -93,7 +93,7 @@ def _warm(fused: bool, query: OpQuery, row_counts: Sequence[int]) -> Iterable[Ca
         return (gate_launch(empty(rows, n), epilogue)[0].compile,) if is_gated(epilogue) else ()
     kind = query.get("kind")
     norm = Norm(kind=kind, gain=empty(k), shift=empty(k), eps=1e-6) if fused else None
-    residual = empty(rows, n) if epilogue == "residual" else None
+    residual = empty(rows, n) if epilogue in ("residual", "accumulate") else None
     # A query does not say whether there is a bias: compile both, for a second kernel costs a second of one thread.
     return tuple(
         launch(

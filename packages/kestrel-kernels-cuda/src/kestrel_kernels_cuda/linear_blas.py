@@ -47,11 +47,19 @@ def product(
     if epilogue == "gelu_tanh" and bias is not None and x.is_cuda and x.dtype != torch.float32:
         flat = torch._addmm_activation(bias, x.reshape(-1, x.shape[-1]), weight.t(), use_gelu=True)
         return flat.view(*x.shape[:-1], weight.shape[0])
+    if epilogue == "accumulate" and bias is None:
+        assert residual is not None, "the accumulate epilogue needs a residual"
+        if residual.is_contiguous():
+            residual.view(-1, weight.shape[0]).addmm_(x.reshape(-1, x.shape[-1]), weight.t())
+            return residual
     y = F.linear(x, weight, bias)
     match epilogue:
         case "residual":
             assert residual is not None, "the residual epilogue needs a residual"
             return y.add_(residual)
+        case "accumulate":
+            assert residual is not None, "the accumulate epilogue needs a residual"
+            return residual.add_(y)
         case "gelu_tanh":
             return F.gelu(y, approximate="tanh")
         case "gelu":

@@ -90,10 +90,16 @@ def _warm(query: OpQuery, row_counts: Sequence[int]) -> Iterable[Callable[[], ob
         if is_gated(epilogue):
             yield gate_launch(empty(rows, n), epilogue)[0].compile
         return
+    residual = empty(rows, n) if epilogue in ("residual", "accumulate") else None
     operands = Operands(
-        x=empty(rows, k), weight=weight, bias=None, residual=empty(rows, n) if epilogue == "residual" else None,
-        epilogue=epilogue, norm=None, scale=scale,
-    )  # fmt: skip
+        x=empty(rows, k),
+        weight=weight,
+        bias=None,
+        residual=residual,
+        epilogue=epilogue,
+        norm=None,
+        scale=scale,
+    )
     yield launch(config, operands, overlaps=overlaps_on(META))[0].compile
 
 

@@ -74,19 +74,19 @@ def run(
     scale: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The output [..., outputs] of ``config`` (not "blas") on ``x`` [..., K]."""
+    rows = None if residual is None else _rows_of(residual)
     operands = Operands(
-        x=_rows_of(x),
-        weight=weight,
-        bias=bias,
-        residual=None if residual is None else _rows_of(residual),
-        epilogue=epilogue,
-        norm=norm,
-        scale=scale,
+        x=_rows_of(x), weight=weight, bias=bias, residual=rows, epilogue=epilogue, norm=norm, scale=scale
     )
     started, out = launch(config, operands, overlaps=overlaps_on(x.device))
     if x.numel():
         started.run()
-    return out.view(*x.shape[:-1], operands.outputs)
+    if epilogue != "accumulate":
+        return out.view(*x.shape[:-1], operands.outputs)
+    assert residual is not None, "the accumulate epilogue needs a residual"
+    if out.data_ptr() != residual.data_ptr():
+        residual.copy_(out.view(residual.shape))
+    return residual
 
 
 def _rows_of(x: torch.Tensor) -> torch.Tensor:
@@ -95,13 +95,14 @@ def _rows_of(x: torch.Tensor) -> torch.Tensor:
 
 
 def launch(config: Config, operands: Operands, *, overlaps: bool) -> tuple[Launch, torch.Tensor]:
-    """The launch of ``config`` (not "blas"), and its output [rows, outputs]. ``overlaps``: see ``OVERLAPS``."""
+    """The launch of ``config`` (not "blas"), and its output [rows, outputs]: a new tensor, or the residual when
+    that is accumulated into. ``overlaps``: see ``OVERLAPS``."""
     o, norm = operands, operands.norm
     rows = o.x.shape[0]
-    out = torch.empty((rows, o.outputs), dtype=o.x.dtype, device=o.x.device)
+    out = _output(o)
     meta: dict[str, Any] = {
         "K": o.weight.shape[1], "BN": config.bn, "BK": config.bk,
-        "EPILOGUE": o.epilogue or "none", "BIAS": o.bias is not None,
+        "EPILOGUE": "residual" if o.epilogue == "accumulate" else o.epilogue or "none", "BIAS": o.bias is not None,
         "BLOCK": 0 if o.scale is None else BLOCK, "PDL": overlaps, "num_warps": config.warps,
     }  # fmt: skip
     if overlaps:
@@ -140,6 +141,13 @@ def _scratch(config: Config, o: Operands, tiles: int) -> tuple[torch.Tensor, tor
     halves = 2 if is_gated(o.epilogue) else 1
     size = tiles * config.split * halves * config.bm * config.bn
     return torch.empty(size, dtype=torch.float32, device=o.x.device), counters(o.x.device, tiles)
+
+
+def _output(o: Operands) -> torch.Tensor:
+    """Where the output [rows, outputs] goes: over the residual when it accumulates and its rows lie side by side."""
+    if o.epilogue == "accumulate" and o.residual is not None and o.residual.is_contiguous():
+        return o.residual
+    return torch.empty((o.x.shape[0], o.outputs), dtype=o.x.dtype, device=o.x.device)
 
 
 def _tiles(matrix: torch.Tensor, rows: int, columns: int) -> TensorDescriptor:

@@ -61,7 +61,7 @@ class GatedAttention(nn.Module):
         self.qkv = Packed(ops, dim, parts, bias=False, norm="rms_plus_one", dtype=dtype)
         self.q_norm = RMSNorm(ops, config.head_dim, config.eps, add_one=True, dtype=dtype)
         self.k_norm = RMSNorm(ops, config.head_dim, config.eps, add_one=True, dtype=dtype)
-        self.o_proj = Linear(ops, width, dim, bias=False, epilogue="residual", dtype=dtype)
+        self.o_proj = Linear(ops, width, dim, bias=False, epilogue=_adding(layer), dtype=dtype)
         self.attend = PagedAttention(
             ops, config.heads, config.kv_heads, config.head_dim, FULL, config.index(layer),
             rot_dim=config.rope.rot_dim, qk_norm="rms_plus_one", eps=config.eps, gated=True,
@@ -93,7 +93,9 @@ class GatedDeltaNet(nn.Module):
         self.A_log = nn.Parameter(torch.empty(d.heads, dtype=torch.float32), requires_grad=False)
         self.dt_bias = nn.Parameter(torch.empty(d.heads, dtype=dtype), requires_grad=False)
         self.norm = nn.Parameter(torch.empty(d.value_dim, dtype=torch.float32), requires_grad=False)
-        self.out_proj = Linear(ops, width, config.hidden_size, bias=False, epilogue="residual", dtype=dtype)
+        self.out_proj = Linear(
+            ops, width, config.hidden_size, bias=False, epilogue=_adding(layer), dtype=dtype
+        )
         self.value_dim = d.value_dim
         self.mix = GatedDelta(
             ops, d.key_heads, d.heads, d.key_dim, d.value_dim, DELTA, config.index(layer),
@@ -138,6 +140,11 @@ class Layer(nn.Module):
         return self.mlp(h_TC, x_TC)
 
 
+def _adding(layer: int) -> str:
+    """How a mixer adds to the hidden states: the first one leaves the embeddings as they are."""
+    return "residual" if layer == 0 else "accumulate"
+
+
 def _feed_forward(config: TextConfig, ops: OpTableLike, dtype: torch.dtype) -> MLP | MoE:
     """Dense, or a few of many experts and a shared one: every layer has the same."""
     dim, moe = config.hidden_size, config.moe
@@ -149,7 +156,7 @@ def _feed_forward(config: TextConfig, ops: OpTableLike, dtype: torch.dtype) -> M
     assert config.intermediate_size is not None, "a config is dense or has experts"
     return MLP(
         ops, dim, config.intermediate_size,
-        activation="silu_mul", bias=False, residual=True, norm="rms_plus_one", dtype=dtype,
+        activation="silu_mul", bias=False, accumulate=True, norm="rms_plus_one", dtype=dtype,
     )  # fmt: skip
 
 

@@ -57,7 +57,8 @@ class Linear(Stored):
         self._fused: dict[int, OpCall] = {} if norm is None else _fusions(ops, facts | {"kind": norm})
 
     def forward(self, x: torch.Tensor | Deferred, residual: torch.Tensor | None = None) -> torch.Tensor:
-        """The product [..., N] (N / 2 when gated). ``residual`` [..., N] goes with the epilogue "residual"."""
+        """The product [..., N] (N / 2 when gated). ``residual`` [..., N] goes with the epilogues "residual" and
+        "accumulate"."""
         if isinstance(x, Deferred):
             fused = self._fused.get(self._bucket(x.x)) if self._fused else None
             if fused is not None:

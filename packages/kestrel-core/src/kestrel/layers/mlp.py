@@ -26,6 +26,7 @@ class MLP(nn.Module):
         activation: str = "gelu_tanh",
         bias: bool = True,
         residual: bool = False,
+        accumulate: bool = False,
         norm: NormKind | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -35,11 +36,11 @@ class MLP(nn.Module):
             self.fc1: Linear = Packed(ops, dim, parts, bias=bias, epilogue=activation, norm=norm, dtype=dtype)
         else:
             self.fc1 = Linear(ops, dim, hidden, bias=bias, epilogue=activation, norm=norm, dtype=dtype)
-        self.fc2 = Linear(
-            ops, hidden, out or dim, bias=bias, epilogue="residual" if residual else None, dtype=dtype
-        )
+        after = "accumulate" if accumulate else "residual" if residual else None
+        self.fc2 = Linear(ops, hidden, out or dim, bias=bias, epilogue=after, dtype=dtype)
 
     def forward(self, x: torch.Tensor | Deferred, residual: torch.Tensor | None = None) -> torch.Tensor:
-        """[..., dim] to [..., out]; ``residual`` is added when the module was built with ``residual=True``."""
+        """[..., dim] to [..., out]; ``residual`` is added when the module was built with ``residual`` or, in
+        place, with ``accumulate``."""
         out: torch.Tensor = self.fc2(self.fc1(x), residual)
         return out

@@ -16,7 +16,7 @@ from kestrel.ops.random import normal
 
 __all__ = ["EPILOGUES", "LINEAR", "ROW_BUCKETS", "linear", "row_bucket"]
 
-EPILOGUES = (None, "gelu_tanh", "gelu", "silu_mul", "gelu_tanh_mul", "residual")
+EPILOGUES = (None, "gelu_tanh", "gelu", "silu_mul", "gelu_tanh_mul", "residual", "accumulate")
 ROW_BUCKETS = (1, 8, 16, 32, 64, 128, 256)
 """A GEMV, skinny products read at the speed of memory, then ordinary GEMMs ("rows" is 0 above the last). What runs a
 product depends on its bucket alone, so that a launch padded to a fixed number of rows always runs the same."""
@@ -40,7 +40,8 @@ def linear(
     """``x`` [..., K] · ``weight`` [N, K] transposed + ``bias`` [N], then the epilogue: [..., N] (gated: [..., N / 2]).
 
     ``epilogue``: None; "gelu_tanh", "gelu" (erf); "silu_mul" and "gelu_tanh_mul": the first N / 2 outputs are the
-    gate g, the others u, the result is act(g) · u; "residual": ``residual`` [..., N] is added.
+    gate g, the others u, the result is act(g) · u; "residual": ``residual`` [..., N] is added;
+    "accumulate": as "residual", and the sum is written over ``residual``, which is returned.
     """
     y = F.linear(x, weight, bias)
     match epilogue:
@@ -53,6 +54,9 @@ def linear(
         case "residual":
             assert residual is not None, "the residual epilogue needs a residual"
             return y + residual
+        case "accumulate":
+            assert residual is not None, "the accumulate epilogue needs a residual"
+            return residual.add_(y)
         case "silu_mul":
             gate, up = y.chunk(2, dim=-1)
             return F.silu(gate) * up
@@ -80,9 +84,12 @@ def _make(
     rows, k, n = shape
     x = normal(seed, (rows, k), device, dtype)
     weight = normal(seed + 1, (n, k), device, dtype, scale=k**-0.5)
-    bias = None if epilogue == "residual" else normal(seed + 2, (n,), device, dtype)
-    residual = normal(seed + 3, (rows, n), device, dtype) if epilogue == "residual" else None
-    return Inputs(args=(x, weight, bias), kwargs={"epilogue": epilogue, "residual": residual}, weight=1)
+    adds = epilogue in ("residual", "accumulate")
+    bias = None if adds else normal(seed + 2, (n,), device, dtype)
+    residual = normal(seed + 3, (rows, n), device, dtype) if adds else None
+    written = (residual,) if residual is not None and epilogue == "accumulate" else ()
+    kwargs = {"epilogue": epilogue, "residual": residual}
+    return Inputs(args=(x, weight, bias), kwargs=kwargs, weight=1, written=written)
 
 
 def _cases() -> Sequence[Case]:
