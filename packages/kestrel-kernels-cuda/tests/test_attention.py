@@ -9,6 +9,8 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed here")
 
+from triton.tools.tensor_descriptor import TensorDescriptor
+
 from kestrel.ops.cross_attention import cross_attention as cross_reference
 from kestrel.ops.paged_attention import paged_attention as paged_reference
 from kestrel.ops.random import normal
@@ -179,6 +181,16 @@ def test_vision_attention_of_slices_of_one_projection(place: torch.device, dim: 
     q, k, v = normal(seed(), (2, 150, 3, 2, dim), place, F32).unbind(2)
     got = attention_vision.vision_attention(q, k.contiguous(), v, 0.1)
     torch.testing.assert_close(got, vision_reference(q, k, v, 0.1), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dim", [64, 72, 88])
+def test_vision_attention_reads_keys_through_descriptors(place: torch.device, dim: int) -> None:
+    q, k, v = normal(seed(), (2, 150, 3, 2, dim), place, torch.bfloat16).unbind(2)
+    out, launched = attention_vision.vision_launch(q, k, v, 0.1, (64, 64, 4, 2), True)
+    assert any(isinstance(arg, TensorDescriptor) for arg in launched.args)
+    launched.run()
+    want = vision_reference(q.float(), k.float(), v.float(), 0.1)
+    torch.testing.assert_close(out.float(), want, rtol=2e-2, atol=2e-2)
 
 
 def test_splits_depend_on_the_bucket_and_never_exceed_what_is_launched() -> None:

@@ -8,6 +8,7 @@ look there. Every time is of a CUDA graph of launches over keys that do not stay
 from __future__ import annotations
 
 import argparse
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -177,19 +178,21 @@ def vision(items: int, length: int, heads: int, dim: int) -> Shape:
     used = attention_vision.tile_of(arch_of(DEVICE), dim, 2)
     tiles = {
         used,
-        (128, 64, 4, 3),
         (128, 64, 8, 3),
         (128, 128, 8, 2),
-        (128, 128, 4, 2),
         (64, 64, 4, 3),
+        (64, 64, 4, 2),
+        (64, 128, 4, 2),
         (128, 64, 8, 2),
     }
     library = (arch_of(DEVICE), dim) in attention_vision.LIBRARY
     found = []
-    for tile in tiles:
-        made = [attention_vision.vision_launch(*qkv, 0.1, tile) for qkv in sets]
-        label = f"{tile[0]}x{tile[1]}x{tile[2]}w{tile[3]}s"
-        found.append(of_launches(label, [(o, [x]) for o, x in made], tile == used and not library))
+    described = attention_vision.described_on(arch_of(DEVICE), dim)
+    for tile, kind in itertools.product(tiles, (False, True)):
+        made = [attention_vision.vision_launch(*qkv, 0.1, tile, kind) for qkv in sets]
+        label = f"{tile[0]}x{tile[1]}x{tile[2]}w{tile[3]}s{' described' * kind}"
+        is_used = tile == used and kind == described and not library
+        found.append(of_launches(label, [(o, [x]) for o, x in made], is_used))
     for backend in attention_vision.BACKENDS:
         calls = [
             lambda qkv=qkv, b=backend: attention_vision.library_attention(*qkv, 0.1, (b,)) for qkv in sets

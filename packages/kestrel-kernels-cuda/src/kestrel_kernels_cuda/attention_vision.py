@@ -13,6 +13,7 @@ import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kestrel.spi import Impl, No, OpQuery, Yes
 from kestrel_kernels_cuda.attention_configs import arch_of
@@ -46,6 +47,9 @@ _TILES: dict[str, dict[tuple[int, int], Tile]] = {  # by the padded parts of the
         (256, 0): (64, 32, 8, 2),
     },
 }  # fmt: skip
+DESCRIBED: frozenset[int] = frozenset()
+"""Head dims whose keys sm_90 reads through descriptors, where that was measured to be faster."""
+
 _WIDE_TILES: dict[int, Tile] = {64: (32, 32, 8, 1), 128: (32, 32, 8, 1), 256: (16, 32, 8, 1)}  # float32
 
 
@@ -97,9 +101,28 @@ def vision_tiles(
     return acc1, acc2, top, total
 
 
+@triton.jit
+def described_tiles(
+    q1, q2, acc1, acc2, top, total, k1, k2, v1, v2, row, column, high, post, D2: tl.constexpr, BLOCK_N: tl.constexpr
+):  # fmt: skip
+    """Keys 0 to ``high`` added to a tile of queries, read through descriptors from ``row`` and ``column`` on. The
+    second part ends in numbers of the next head: they meet zeros of the queries, and outputs that are not written."""
+    for at in range(0, high, BLOCK_N):
+        scores = tl.dot(q1, tl.trans(k1.load([row + at, column])), input_precision="ieee")
+        if D2:
+            scores = tl.dot(q2, tl.trans(k2.load([row + at, column + 64])), scores, input_precision="ieee")
+        weights, shrink, top, total = softmax_step(scores, top, total, post, False)
+        weights = weights.to(q1.dtype)
+        acc1 = tl.dot(weights, v1.load([row + at, column]), acc1 * shrink[:, None], input_precision="ieee")
+        if D2:
+            tail = v2.load([row + at, column + 64])
+            acc2 = tl.dot(weights, tail, acc2 * shrink[:, None], input_precision="ieee")
+    return acc1, acc2, top, total
+
+
 @triton.jit(do_not_specialize=["length"])
 def vision_kernel(
-    q, k, v, out, post, length,
+    q, k, v, out, k1, k2, v1, v2, post, length,
     stride_qn, stride_qs, stride_kn, stride_ks, stride_vn, stride_vs,
     Q_HEAD: tl.constexpr, K_HEAD: tl.constexpr, V_HEAD: tl.constexpr, HEADS: tl.constexpr,
     D: tl.constexpr, D1: tl.constexpr, D2: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
@@ -123,10 +146,16 @@ def vision_kernel(
     top = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     clear = length // BLOCK_N * BLOCK_N
-    acc1, acc2, top, total = vision_tiles(
-        q1, q2, acc1, acc2, top, total, k, v, stride_ks, stride_vs, 0, clear, length, post,
-        D, D1, D2, BLOCK_N, True,
-    )  # fmt: skip
+    if k1 is not None:
+        row, column = tl.program_id(2) * length, tl.program_id(1) * D
+        acc1, acc2, top, total = described_tiles(
+            q1, q2, acc1, acc2, top, total, k1, k2, v1, v2, row, column, clear, post, D2, BLOCK_N
+        )
+    else:
+        acc1, acc2, top, total = vision_tiles(
+            q1, q2, acc1, acc2, top, total, k, v, stride_ks, stride_vs, 0, clear, length, post,
+            D, D1, D2, BLOCK_N, True,
+        )  # fmt: skip
     acc1, acc2, top, total = vision_tiles(
         q1, q2, acc1, acc2, top, total, k, v, stride_ks, stride_vs, clear, length, length, post,
         D, D1, D2, BLOCK_N, False,
@@ -152,8 +181,32 @@ def tile_of(arch: int, dim: int, itemsize: int) -> Tile:
     return tiles.get((first, second), tiles[max(64, power_of_two(dim)), 0])
 
 
+def described_on(arch: int, dim: int) -> bool:
+    """Whether keys are read through descriptors (tensor memory access of sm_90)."""
+    return 90 <= arch < 120 and dim in DESCRIBED
+
+
+def _is_flat(x_NSHD: torch.Tensor) -> bool:
+    """Rows of all items at one distance, a multiple of 16 bytes, with heads side by side: what a descriptor needs."""
+    items, length, _, dim = x_NSHD.shape
+    stride_n, stride_s, stride_h, _ = x_NSHD.stride()
+    is_dense = stride_h == dim and (items == 1 or stride_n == length * stride_s)
+    return is_dense and x_NSHD.element_size() == 2 and not (stride_s % 8 or x_NSHD.data_ptr() % 16)
+
+
+def _described(x_NSHD: torch.Tensor, rows: int, width: int) -> TensorDescriptor:
+    """Blocks of ``rows`` by ``width`` of ``x`` as a matrix [N · S, H · D]."""
+    items, length, heads, dim = x_NSHD.shape
+    return TensorDescriptor(x_NSHD, [items * length, heads * dim], [x_NSHD.stride(1), 1], [rows, width])
+
+
 def vision_launch(
-    q_NSHD: torch.Tensor, k_NSHD: torch.Tensor, v_NSHD: torch.Tensor, scale: float, tile: Tile
+    q_NSHD: torch.Tensor,
+    k_NSHD: torch.Tensor,
+    v_NSHD: torch.Tensor,
+    scale: float,
+    tile: Tile,
+    is_described: bool = False,
 ) -> tuple[torch.Tensor, Launch]:
     """Outputs [N, S, H, D], and what computes them."""
     items, length, heads, dim = q_NSHD.shape
@@ -162,9 +215,14 @@ def vision_launch(
     out = torch.empty((items, length, heads, dim), dtype=q_NSHD.dtype, device=q_NSHD.device)
     strides = [x.stride() for x in (q_NSHD, k_NSHD, v_NSHD)]
     assert all(s[3] == 1 for s in strides), f"q, k and v need dense heads, not strides {strides}"
-    args = (
-        q_NSHD, k_NSHD, v_NSHD, out, scale_factors(scale, None)[1], length, *(n for s in strides for n in s[:2])
-    )  # fmt: skip
+    described: list[TensorDescriptor | None] = [None] * 4
+    if is_described and first == 64 and all(_is_flat(x) for x in (k_NSHD, v_NSHD)):
+        widths = (first, second) if second else (first,)
+        for i, x in enumerate((k_NSHD, v_NSHD)):
+            described[2 * i : 2 * i + len(widths)] = [_described(x, block_n, width) for width in widths]
+    post = scale_factors(scale, None)[1]
+    distances = [number for stride in strides for number in stride[:2]]
+    args = (q_NSHD, k_NSHD, v_NSHD, out, *described, post, length, *distances)
     meta = {
         "Q_HEAD": strides[0][2], "K_HEAD": strides[1][2], "V_HEAD": strides[2][2],
         "HEADS": heads, "D": dim, "D1": first, "D2": second, "BLOCK_M": block_m, "BLOCK_N": block_n,
@@ -180,7 +238,9 @@ def vision_attention(
     arch, dim, size = arch_of(q_NSHD.device), q_NSHD.shape[3], q_NSHD.element_size()
     if (arch, dim) in LIBRARY and size == 2 and q_NSHD.is_cuda and q_NSHD.numel():
         return library_attention(q_NSHD, k_NSHD, v_NSHD, scale)
-    out, launch = vision_launch(q_NSHD, k_NSHD, v_NSHD, scale, tile_of(arch, dim, size))
+    out, launch = vision_launch(
+        q_NSHD, k_NSHD, v_NSHD, scale, tile_of(arch, dim, size), described_on(arch, dim)
+    )
     launch.run()
     return out
 
@@ -207,7 +267,7 @@ def _supports(query: OpQuery) -> Yes | No:
 def _planned(query: OpQuery, arch: int) -> Launch:
     heads, dim, dtype = query.get("heads"), query.get("head_dim"), dtype_of(query)
     q, k, v = torch.empty((1, 64, 3, heads, dim), dtype=dtype, device=META).unbind(2)
-    return vision_launch(q, k, v, 1.0, tile_of(arch, dim, q.element_size()))[1]
+    return vision_launch(q, k, v, 1.0, tile_of(arch, dim, q.element_size()), described_on(arch, dim))[1]
 
 
 def _warm(query: OpQuery, row_counts: Sequence[int]) -> Iterable[Callable[[], object]]:

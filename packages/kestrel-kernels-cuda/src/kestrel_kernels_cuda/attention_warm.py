@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 from triton.runtime.jit import JITFunction
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kestrel.spi.batch import Limits
 from kestrel_kernels_cuda.compiling import CompileCase
@@ -78,4 +79,6 @@ def cases_of(name: str, launches: Iterable[Launch], archs: tuple[int, ...]) -> I
 def _kind(arg: object) -> str:
     if isinstance(arg, torch.Tensor):
         return _KINDS[arg.dtype]
+    if isinstance(arg, TensorDescriptor):
+        return f"tensordesc<{_KINDS[arg.base.dtype][1:]}{list(arg.block_shape)}>"
     return "i32" if isinstance(arg, int) else "fp32" if isinstance(arg, float) else "none"
