@@ -72,6 +72,18 @@ def test_programs_on_a_gpu_give_what_the_oracle_gives(small_buckets, seed):
     assert runner._encoders.num_captured
 
 
+def test_the_host_running_ahead_of_the_device_changes_no_chunk(small_buckets):
+    """Chunks that yield no token are launched without a wait for the ones before."""
+    driver = Packed(3, device=CUDA)
+    bench = Bench(driver, depth=2, budget=8, pages=99, device=CUDA, graphs=graphs_for(CUDA))
+    prompt = Layout(tokens=tuple(4 + (7 * i) % 15 for i in range(230)))
+    matrix = torch.rand(4096, 4096, device=CUDA)
+    for _ in range(30):
+        matrix = matrix @ matrix  # the device is busy meanwhile
+        matrix = matrix / matrix.norm()
+    assert bench.generate(prompt, max_tokens=6).ids == Expected(driver).ids(prompt, 6)
+
+
 def test_ticks_never_wait_but_for_results(small_buckets):
     """Text alone: the toy writes cross entries and lays media out with looks at the device."""
     bench = Bench(Packed(3, device=CUDA), depth=2, device=CUDA, graphs=graphs_for(CUDA))

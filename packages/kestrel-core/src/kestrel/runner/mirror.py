@@ -13,7 +13,7 @@ from kestrel.device import shares_host
 
 __all__ = ["RING", "Mirror", "PackedMirror", "to_device"]
 
-RING = 3  # pinned copies: two steps in flight read theirs while the next is filled
+RING = 3  # pinned copies: two launches read theirs while the next is filled
 ALIGNMENT = 16  # of a field, in bytes: what kernels load at once
 
 
@@ -38,6 +38,7 @@ class PackedMirror:
         }
         self.tensor = {name: torch.from_numpy(array) for name, array in self.host.items()}
         self._ring: list[torch.Tensor] = []
+        self._events: list[torch.cuda.Event] = []
         self._turn = 0
         if shares_host(device):
             return
@@ -45,17 +46,23 @@ class PackedMirror:
         for name, (start, stop) in places.items():
             like = self.tensor[name]
             self.tensor[name] = self._twin[start:stop].view(like.dtype).view(like.shape)
-        self._is_pinned = device.type == "cuda"
+        self._device, self._is_pinned = device, device.type == "cuda"
         self._ring = [torch.zeros(end, dtype=torch.uint8, pin_memory=self._is_pinned) for _ in range(RING)]
+        if self._is_pinned:
+            self._events = [torch.cuda.Event() for _ in range(RING)]  # type: ignore[no-untyped-call, unused-ignore]
 
     def push(self) -> None:
         """Make the device see what the host wrote."""
         if not self._ring:
             return
         self._turn = (self._turn + 1) % RING
-        staged = self._ring[self._turn]
+        staged, event = self._ring[self._turn], self._events[self._turn] if self._is_pinned else None
+        if event is not None and not event.query():  # type: ignore[no-untyped-call, unused-ignore]
+            event.synchronize()  # sync: chunks that yield no token are launched without a wait for those before
         staged.numpy()[...] = self._bytes
         self._twin.copy_(staged, non_blocking=self._is_pinned)
+        if event is not None:
+            event.record(torch.cuda.current_stream(self._device))
 
 
 class Mirror:
