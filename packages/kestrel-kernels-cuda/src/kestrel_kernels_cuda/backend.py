@@ -23,6 +23,7 @@ MODULES: tuple[str, ...] = (
     "attention_vision",
     "causal_conv",
     "experts",
+    "experts_fp8",
     "gated_delta",
     "gated_delta_step",
     "gates",

@@ -25,7 +25,7 @@ from kestrel_kernels_cuda.experts_sort import sort_launches
 from kestrel_kernels_cuda.launch import Launch, compile_case_of, dtype_of, power_of_two, refuse_dtype
 from kestrel_kernels_cuda.overlap import overlap
 
-__all__ = ["IMPLS", "compile_cases", "grouped_experts"]
+__all__ = ["IMPLS", "Call", "Tiling", "Tilings", "call_of", "compile_cases", "grouped_experts", "meta_call"]
 
 FEW_PAIRS = 64  # up to here most experts are named once: sorting would cost more than it shares
 SUM_BLOCK = 1024
@@ -95,7 +95,7 @@ def tilings_of(pairs: int, experts: int, dtype: torch.dtype) -> Tilings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Call:
+class Call:
     """Arguments of one call, with contiguous pairs, and the output."""
 
     x_TC: torch.Tensor
@@ -103,6 +103,7 @@ class _Call:
     experts_P: torch.Tensor
     gate_up_EIC: torch.Tensor
     down_ECI: torch.Tensor
+    scales: tuple[torch.Tensor | None, torch.Tensor | None]
     gelu: bool
     top_k: int
     out_TC: torch.Tensor
@@ -111,6 +112,13 @@ class _Call:
         """Room for one row per pair."""
         shape = (self.experts_P.shape[0], width)
         return torch.empty(shape, dtype=self.x_TC.dtype, device=self.x_TC.device)
+
+    def run(self) -> torch.Tensor:
+        """The output, once its launches are under way."""
+        if self.out_TC.shape[0]:
+            for launch in self.launches():
+                launch.run()
+        return self.out_TC
 
     def launches(self) -> list[Launch]:
         """In the order of running."""
@@ -128,7 +136,7 @@ class _Call:
                 gemv_up_kernel,
                 (hidden.shape[0], triton.cdiv(width, up["BLOCK_N"])),
                 (
-                    self.x_TC, self.experts_P, self.gate_up_EIC, hidden, self.x_TC.stride(0),
+                    self.x_TC, self.experts_P, self.gate_up_EIC, self.scales[0], hidden, self.x_TC.stride(0),
                     *self.gate_up_EIC.stride()[:2],
                 ),
                 {**shape, **up, "GELU": self.gelu},
@@ -137,7 +145,7 @@ class _Call:
                 gemv_down_kernel,
                 (self.out_TC.shape[0], triton.cdiv(dim, down["BLOCK_N"])),
                 (
-                    hidden, self.experts_P, self.weights_P, self.down_ECI, self.out_TC,
+                    hidden, self.experts_P, self.weights_P, self.down_ECI, self.scales[1], self.out_TC,
                     *self.down_ECI.stride()[:2],
                 ),
                 {**shape, **down},
@@ -160,6 +168,7 @@ class _Call:
                 (
                     self.x_TC,
                     self.gate_up_EIC,
+                    self.scales[0],
                     hidden,
                     *place,
                     self.x_TC.stride(0),
@@ -170,7 +179,7 @@ class _Call:
             Launch(
                 down_kernel,
                 (tiles * triton.cdiv(dim, tilings.down.n),),
-                (hidden, self.down_ECI, made, *place, *self.down_ECI.stride()[:2]),
+                (hidden, self.down_ECI, self.scales[1], made, *place, *self.down_ECI.stride()[:2]),
                 {**shape, **tilings.down.meta()},
             ),
             Launch(
@@ -193,22 +202,25 @@ def _gemv_blocks(inputs: int, tile: int) -> dict[str, int]:
     return {"BLOCK_K": block, "BLOCK_N": max(1, min(8, tile // block))}
 
 
-def _call(
+def call_of(
     x_TC: torch.Tensor,
     weights_TK: torch.Tensor,
     experts_TK: torch.Tensor,
     gate_up_EIC: torch.Tensor,
     down_ECI: torch.Tensor,
     activation: str,
-) -> _Call:
+    scales: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None),
+) -> Call:
+    """A call, with what has to be contiguous made so. ``scales``: of 8-bit weights, as ``ops.fp8_grouped_experts``."""
     assert gate_up_EIC.stride(2) == down_ECI.stride(2) == 1, "an expert's inputs are not adjacent"
     x_TC = x_TC if x_TC.stride(1) == 1 else x_TC.contiguous()
-    return _Call(
+    return Call(
         x_TC=x_TC,
         weights_P=weights_TK.contiguous(),
         experts_P=experts_TK.contiguous().view(-1),
         gate_up_EIC=gate_up_EIC,
         down_ECI=down_ECI,
+        scales=scales,
         gelu=activation == "gelu_tanh_mul",
         top_k=experts_TK.shape[1],
         out_TC=torch.empty(x_TC.shape, dtype=x_TC.dtype, device=x_TC.device),
@@ -224,14 +236,12 @@ def grouped_experts(
     activation: str = "silu_mul",
 ) -> torch.Tensor:
     """As ``kestrel.ops.grouped_experts``."""
-    call = _call(x_TC, weights_TK, experts_TK, gate_up_EIC, down_ECI, activation)
-    if x_TC.shape[0]:
-        for launch in call.launches():
-            launch.run()
-    return call.out_TC
+    call = call_of(x_TC, weights_TK, experts_TK, gate_up_EIC, down_ECI, activation)
+    return call.run()
 
 
-def _supports(query: OpQuery) -> Yes | No:
+def supports(query: OpQuery) -> Yes | No:
+    """Yes to both activations."""
     if refused := refuse_dtype(query):
         return refused
     if query.get("activation") not in ("silu_mul", "gelu_tanh_mul"):
@@ -239,41 +249,52 @@ def _supports(query: OpQuery) -> Yes | No:
     return Yes()
 
 
-def _warm(query: OpQuery, row_counts: Sequence[int]) -> Iterable[Callable[[], object]]:
-    """The launches of each configuration that ``row_counts`` lead to."""
-    top_k, experts, dim = query.get("top_k"), query.get("experts"), query.get("hidden")
-    dtype, width = dtype_of(query), query.get("width")
+def meta_call(query: OpQuery, rows: int, *, scaled: bool = False) -> Call:
+    """A call of ``rows`` tokens that take no memory."""
+    experts, dim, width = query.get("experts"), query.get("hidden"), query.get("width")
+    own = dtype_of(query)
 
-    def empty(*shape: int, dtype: torch.dtype = dtype) -> torch.Tensor:
+    def empty(*shape: int, dtype: torch.dtype = own) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device="meta")
 
+    weights = torch.float8_e4m3fn if scaled else own
+    scale = empty(1, dtype=torch.float32) if scaled else None
+    return call_of(
+        empty(rows, dim), empty(rows, query.get("top_k")), empty(rows, query.get("top_k"), dtype=torch.int64),
+        empty(experts, 2 * width, dim, dtype=weights), empty(experts, dim, width, dtype=weights),
+        query.get("activation"), (scale, scale),
+    )  # fmt: skip
+
+
+def warm(
+    query: OpQuery, row_counts: Sequence[int], *, scaled: bool = False
+) -> Iterable[Callable[[], object]]:
+    """The launches of each configuration that ``row_counts`` lead to."""
     kinds: dict[Tilings | None, int] = {}
     for rows in row_counts:
-        pairs = rows * top_k
-        kinds[None if pairs <= FEW_PAIRS else tilings_of(pairs, experts, dtype)] = rows
+        pairs = rows * query.get("top_k")
+        few = pairs <= FEW_PAIRS
+        kinds[None if few else tilings_of(pairs, query.get("experts"), dtype_of(query))] = rows
     jobs: dict[Any, Callable[[], object]] = {}
     for rows in kinds.values():
-        call = _call(
-            empty(rows, dim), empty(rows, top_k), empty(rows, top_k, dtype=torch.int64),
-            empty(experts, 2 * width, dim), empty(experts, dim, width), query.get("activation"),
-        )  # fmt: skip
-        for launch in call.launches():
+        for launch in meta_call(query, rows, scaled=scaled).launches():
             jobs[launch.kernel, tuple(launch.meta.items())] = launch.compile
     return jobs.values()
 
 
-IMPLS: Mapping[str, Impl] = {"grouped_experts": Impl(supports=_supports, fn=grouped_experts, warm=_warm)}
+IMPLS: Mapping[str, Impl] = {"grouped_experts": Impl(supports=supports, fn=grouped_experts, warm=warm)}
+
+QWEN = OpQuery.of(
+    "grouped_experts",
+    hidden=2048, experts=256, top_k=8, width=512, activation="silu_mul", dtype="bfloat16",
+)  # fmt: skip
 
 
 def compile_cases() -> Iterator[CompileCase]:
     """Every launch at Qwen3.5-35B-A3B's sizes: a step of 1 row, of 64, and prompts of 1024 and 16384 tokens."""
     seen = set()
     for rows in (1, 64, 1024, 16384):
-        experts, top_k, dim, width = 256, 8, 2048, 512
-        shapes = ((rows, dim), (rows, top_k), (experts, 2 * width, dim), (experts, dim, width))
-        x, weights, gate_up, down = (torch.empty(s, dtype=torch.bfloat16, device="meta") for s in shapes)
-        chosen = torch.empty((rows, top_k), dtype=torch.int64, device="meta")
-        for launch in _call(x, weights, chosen, gate_up, down, "silu_mul").launches():
+        for launch in meta_call(QWEN, rows).launches():
             case = compile_case_of(f"experts {launch.kernel.__name__}", launch)
             key = (case.kernel.__name__, tuple(case.constexprs.items()))
             if key not in seen:

@@ -22,8 +22,18 @@ def _gated(gate, up, GELU: tl.constexpr):
 
 
 @triton.jit
+def _scales(scale, expert, row, column, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """The scales of the blocks of 128 rows and columns that ``row`` and ``column`` of an expert's weight lie in; one of
+    them is a vector. Behind the weight's end: those of its last block."""
+    high: tl.constexpr = (ROWS + 127) // 128
+    long: tl.constexpr = (COLUMNS + 127) // 128
+    at = tl.minimum(row // 128, high - 1) * long + tl.minimum(column // 128, long - 1)
+    return tl.load(scale + expert.to(tl.int64) * (high * long) + at)
+
+
+@triton.jit
 def gemv_up_kernel(
-    x, experts, gate_up, hidden, stride_x, stride_e, stride_i,
+    x, experts, gate_up, scale, hidden, stride_x, stride_e, stride_i,
     TOP_K: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, GELU: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -32,7 +42,8 @@ def gemv_up_kernel(
     wait_for_previous(PDL)
     pair = tl.program_id(0).to(tl.int64)
     wide = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
-    row = gate_up + tl.load(experts + pair) * stride_e + wide[:, None] * stride_i
+    expert = tl.load(experts + pair)
+    row = gate_up + expert * stride_e + wide[:, None] * stride_i
     token = x + (pair // TOP_K) * stride_x
     gate = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
     up = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
@@ -40,15 +51,20 @@ def gemv_up_kernel(
         dim = first + tl.arange(0, BLOCK_K)
         inside = (wide[:, None] < WIDTH) & (dim[None, :] < DIM)
         value = tl.load(token + dim, mask=dim < DIM, other=0.0).to(tl.float32)[None, :]
+        for_up = value
+        if scale is not None:  # of the weights; the inputs may as well take it
+            column = tl.program_id(1) * BLOCK_N
+            for_up *= _scales(scale, expert, WIDTH + column, dim, 2 * WIDTH, DIM)[None, :]
+            value *= _scales(scale, expert, column, dim, 2 * WIDTH, DIM)[None, :]
         gate += tl.load(row + dim[None, :], mask=inside, other=0.0).to(tl.float32) * value
-        up += tl.load(row + WIDTH * stride_i + dim[None, :], mask=inside, other=0.0).to(tl.float32) * value
+        up += tl.load(row + WIDTH * stride_i + dim[None, :], mask=inside, other=0.0).to(tl.float32) * for_up
     made = _gated(tl.sum(gate, axis=1), tl.sum(up, axis=1), GELU)
     tl.store(hidden + pair * WIDTH + wide, made.to(hidden.dtype.element_ty), mask=wide < WIDTH)
 
 
 @triton.jit
 def gemv_down_kernel(
-    hidden, experts, weights, down, out, stride_e, stride_c,
+    hidden, experts, weights, down, scale, out, stride_e, stride_c,
     TOP_K: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
@@ -60,12 +76,15 @@ def gemv_down_kernel(
     total = tl.zeros([BLOCK_N], tl.float32)
     for k in tl.static_range(TOP_K):
         pair = token * TOP_K + k
-        row = down + tl.load(experts + pair) * stride_e + dim[:, None] * stride_c
+        expert = tl.load(experts + pair)
+        row = down + expert * stride_e + dim[:, None] * stride_c
         part = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
         for first in range(0, WIDTH, BLOCK_K):
             wide = first + tl.arange(0, BLOCK_K)
             inside = (dim[:, None] < DIM) & (wide[None, :] < WIDTH)
             value = tl.load(hidden + pair * WIDTH + wide, mask=wide < WIDTH, other=0.0).to(tl.float32)
+            if scale is not None:
+                value *= _scales(scale, expert, tl.program_id(1) * BLOCK_N, wide, DIM, WIDTH)
             part += tl.load(row + wide[None, :], mask=inside, other=0.0).to(tl.float32) * value[None, :]
         made = tl.sum(part, axis=1).to(out.dtype.element_ty).to(tl.float32)
         total += made * tl.load(weights + pair).to(tl.float32)
@@ -83,7 +102,7 @@ def _tile_of(program, tiles, columns, GROUP: tl.constexpr):
 
 @triton.jit(do_not_specialize=["tiles"])
 def up_kernel(
-    x, gate_up, hidden, order, tile_expert, tile_row, tile_end, tiles, stride_x, stride_e, stride_i,
+    x, gate_up, scale, hidden, order, tile_expert, tile_row, tile_end, tiles, stride_x, stride_e, stride_i,
     TOP_K: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, GELU: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
     PDL: tl.constexpr,
@@ -107,9 +126,16 @@ def up_kernel(
             held = lane < DIM - first
             rows = tl.load(a + first, mask=real[:, None] & held[None, :], other=0.0)
             inside = held[:, None] & (wide[None, :] < WIDTH)
-            gate = tl.dot(rows, tl.load(b + first, mask=inside, other=0.0), gate, input_precision="ieee")
+            own = tl.load(b + first, mask=inside, other=0.0)
             other = tl.load(b + first + WIDTH * stride_i, mask=inside, other=0.0)
-            up = tl.dot(rows, other, up, input_precision="ieee")
+            if scale is None:
+                gate = tl.dot(rows, own, gate, input_precision="ieee")
+                up = tl.dot(rows, other, up, input_precision="ieee")
+            else:
+                shares = _scales(scale, expert, wide, first, 2 * WIDTH, DIM)
+                gate += tl.dot(rows, own.to(rows.dtype), input_precision="ieee") * shares[None, :]
+                shares = _scales(scale, expert, WIDTH + wide, first, 2 * WIDTH, DIM)
+                up += tl.dot(rows, other.to(rows.dtype), input_precision="ieee") * shares[None, :]
         made = _gated(gate, up, GELU).to(hidden.dtype.element_ty)
         place = hidden + row.to(tl.int64)[:, None] * WIDTH + wide[None, :]
         tl.store(place, made, mask=real[:, None] & (wide[None, :] < WIDTH))
@@ -117,7 +143,7 @@ def up_kernel(
 
 @triton.jit(do_not_specialize=["tiles"])
 def down_kernel(
-    hidden, down, made, order, tile_expert, tile_row, tile_end, tiles, stride_e, stride_c,
+    hidden, down, scale, made, order, tile_expert, tile_row, tile_end, tiles, stride_e, stride_c,
     DIM: tl.constexpr, WIDTH: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
     PDL: tl.constexpr,
@@ -140,7 +166,11 @@ def down_kernel(
             held = lane < WIDTH - first
             rows = tl.load(a + first, mask=real[:, None] & held[None, :], other=0.0)
             columns = tl.load(b + first, mask=held[:, None] & (dim[None, :] < DIM), other=0.0)
-            total = tl.dot(rows, columns, total, input_precision="ieee")
+            if scale is None:
+                total = tl.dot(rows, columns, total, input_precision="ieee")
+            else:
+                shares = _scales(scale, expert, dim, first, DIM, WIDTH)
+                total += tl.dot(rows, columns.to(rows.dtype), input_precision="ieee") * shares[None, :]
         place = made + pair[:, None] * DIM + dim[None, :]
         tl.store(place, total.to(made.dtype.element_ty), mask=real[:, None] & (dim[None, :] < DIM))
 

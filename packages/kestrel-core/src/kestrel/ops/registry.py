@@ -7,6 +7,7 @@ from types import MappingProxyType
 
 from kestrel.ops.causal_conv import CAUSAL_CONV
 from kestrel.ops.cross_attention import CROSS_ATTENTION
+from kestrel.ops.fp8_grouped_experts import FP8_GROUPED_EXPERTS
 from kestrel.ops.fp8_linear import FP8_LINEAR
 from kestrel.ops.gated_delta import GATED_DELTA
 from kestrel.ops.gated_delta_step import GATED_DELTA_STEP
@@ -41,6 +42,7 @@ OPS: Mapping[str, Op] = MappingProxyType(
             CAUSAL_CONV,
             COPY_PAGE,
             CROSS_ATTENTION,
+            FP8_GROUPED_EXPERTS,
             FP8_LINEAR,
             GATED_DELTA,
             GATED_DELTA_STEP,
