@@ -218,5 +218,5 @@ def test_warm_up_names_each_kernel_once(mode: str) -> None:
         "paged_attention", mode=mode, heads=16, kv_heads=4, head_dim=256, page=16, dtype="bfloat16", window=None,
         softcap=False, gated=True,
     )  # fmt: skip
-    jobs = list(attention_paged.IMPLS["paged_attention"].warm(query, (1, 2, 64)))
+    jobs = list(attention_paged.IMPLS["paged_attention"].warm(query, (16, 64, 4096)))
     assert len(jobs) == (4 if mode == "decode" else 2)  # joined by a kernel, in place, whole; long, packed

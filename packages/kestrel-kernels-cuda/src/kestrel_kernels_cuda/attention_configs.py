@@ -76,10 +76,13 @@ _DECODE: dict[str, dict[int, tuple[int, int, int]]] = {  # padded head dim to bl
 }
 
 _PREFILL: dict[str, dict[int, tuple[int, int, int, int]]] = {  # to block_m, block_n, warps, stages
-    "sm_90": {64: (128, 64, 4, 3), 128: (128, 64, 8, 3), 256: (128, 64, 8, 2), 512: (64, 16, 8, 2)},
+    "sm_90": {64: (128, 64, 8, 3), 128: (128, 64, 8, 3), 256: (128, 64, 8, 2), 512: (64, 16, 8, 2)},
     "sm_80": {64: (128, 64, 8, 3), 128: (128, 64, 8, 2), 256: (64, 32, 8, 2), 512: (64, 16, 8, 2)},
     "small": {64: (128, 64, 4, 2), 128: (64, 64, 4, 2), 256: (64, 32, 8, 2), 512: (32, 16, 8, 2)},
 }
+
+_FEW_PREFILL = {("sm_90", 64): (64, 64, 4, 3)}  # where larger tiles would leave multiprocessors idle
+FEW = 1024  # tokens of a launch
 
 _WINDOW_PREFILL = {("sm_90", 256): (128, 32, 8, 3)}  # where the mask of a window takes too many registers
 
@@ -130,6 +133,8 @@ def prefill_config(
         tile, packed = _SHORT_PREFILL[_bucket(dim)], True
     else:
         tile = _PREFILL[_family(arch)][_bucket(dim)]
+        if limits.max_tokens <= FEW and not limits.is_deterministic:
+            tile = _FEW_PREFILL.get((_family(arch), _bucket(dim)), tile)
         if window is not None:
             tile = _WINDOW_PREFILL.get((_family(arch), _bucket(dim)), tile)
     return PrefillConfig(max(16, power_of_two(dim)), *tile, packed, overlaps(arch))

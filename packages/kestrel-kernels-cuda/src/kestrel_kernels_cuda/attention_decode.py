@@ -31,6 +31,7 @@ from kestrel_kernels_cuda.linear_parts import start_next, wait_for_previous
 __all__ = ["arrivals_of", "decode_launches", "join_kernel", "split_kernel"]
 
 INTEGERS = ["stride_table", "window", "wanted", "longest", "splits"]
+ANYWHERE = ["table", "lens"]  # slices of buffers of many arrays, at any address
 
 
 @triton.jit
@@ -82,7 +83,7 @@ def write_head(
     tl.store(out + (row.to(tl.int64) * HEADS + head) * D + at_d, result, mask=at_d < D)
 
 
-@triton.jit(do_not_specialize=INTEGERS)
+@triton.jit(do_not_specialize=INTEGERS, do_not_specialize_on_alignment=ANYWHERE)
 def split_kernel(
     q, k, v, table, lens, gate, out, sums, tops, arrivals,
     pre, post, stride_qt, stride_qh, stride_gt, stride_gh, stride_page, stride_head, stride_table,
@@ -161,7 +162,7 @@ def split_kernel(
                     )
 
 
-@triton.jit(do_not_specialize=INTEGERS)
+@triton.jit(do_not_specialize=INTEGERS, do_not_specialize_on_alignment=ANYWHERE)
 def join_kernel(
     sums, tops, lens, gate, out, stride_gt, stride_gh, window, wanted, longest, splits,
     NEW: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr, D_P: tl.constexpr, BLOCK_N: tl.constexpr,

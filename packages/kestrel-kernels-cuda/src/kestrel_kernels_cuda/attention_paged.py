@@ -120,17 +120,17 @@ def _planned(query: OpQuery, arch: int, limits: Limits, split: Split | None = No
     return _launches(q, view, 0, 1.0, softcap, gate if query.get("gated") else None, arch, split)[1]
 
 
-def _warm_launches(query: OpQuery, arch: int) -> Iterator[Launch]:
+def _warm_launches(query: OpQuery, arch: int, row_counts: Sequence[int] = (2048, 512)) -> Iterator[Launch]:
     if query.get("mode") == "decode":
         for splits in (64, 2, 1):  # joined by a kernel or in place, or whole
             yield from _planned(query, arch, any_limits(2, 2, 1, 4096), Split(splits, 64, splits))
         return
-    for longest in (2048, 2):
-        yield from _planned(query, arch, any_limits(2, longest, longest, 4096))
+    for tokens in {2, *row_counts}:
+        yield from _planned(query, arch, any_limits(1, tokens, tokens, 4096))
 
 
 def _warm(query: OpQuery, row_counts: Sequence[int]) -> Iterable[Callable[[], object]]:
-    return jobs_of(_warm_launches(query, arch_of(META)))
+    return jobs_of(_warm_launches(query, arch_of(META), row_counts))
 
 
 _SHAPES = {  # of models: heads, key/value heads, head dim, gated, window, softcap

@@ -87,7 +87,10 @@ def attend_tiles(
     return acc, top, total
 
 
-@triton.jit(do_not_specialize=["stride_table", "window", "batch"])
+@triton.jit(
+    do_not_specialize=["stride_table", "window", "batch"],
+    do_not_specialize_on_alignment=["table", "lens", "cu_seqlens", "range_ends"],
+)
 def prefill_kernel(
     q, k, v, table, lens, cu_seqlens, range_ends, gate, out,
     pre, post, stride_qt, stride_qh, stride_gt, stride_gh, stride_page, stride_head, stride_table, window, batch,
