@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import nn
 
-from kestrel.layers import CrossAttention, Embedding, LayerNorm, Linear, Packed, PagedAttention
+from kestrel.layers import CrossAttention, Deferred, Embedding, LayerNorm, Linear, Packed, PagedAttention
 from kestrel.spi import Batch, CrossView, OpTableLike
 from kestrel_speech.whisper.config import WhisperConfig
 
@@ -27,7 +27,7 @@ class SelfAttention(nn.Module):
     ) -> None:
         super().__init__()
         dim, self.heads = config.dim, config.decoder_heads
-        self.qkv = Packed(ops, dim, {"q": dim, "k": dim, "v": dim}, dtype=dtype)
+        self.qkv = Packed(ops, dim, {"q": dim, "k": dim, "v": dim}, norm="layer", dtype=dtype)
         self.out_proj = Linear(ops, dim, dim, epilogue="residual", dtype=dtype)
         self.attend = PagedAttention(
             ops,
@@ -40,7 +40,7 @@ class SelfAttention(nn.Module):
             dtype=dtype,
         )
 
-    def forward(self, h_TC: torch.Tensor, residual_TC: torch.Tensor, batch: Batch) -> torch.Tensor:
+    def forward(self, h_TC: Deferred, residual_TC: torch.Tensor, batch: Batch) -> torch.Tensor:
         q, k, v = self.qkv(h_TC).unflatten(-1, (3, self.heads, -1)).unbind(1)
         return self.out_proj(self.attend(q, k, v, batch).flatten(1), residual_TC)
 
@@ -51,7 +51,7 @@ class EncoderAttention(nn.Module):
     def __init__(self, config: WhisperConfig, layer: int, ops: OpTableLike, dtype: torch.dtype) -> None:
         super().__init__()
         dim, self.heads = config.dim, config.decoder_heads
-        self.q_proj = Linear(ops, dim, dim, dtype=dtype)
+        self.q_proj = Linear(ops, dim, dim, norm="layer", dtype=dtype)
         self.kv = Packed(ops, dim, {"k": dim, "v": dim}, dtype=dtype)
         self.out_proj = Linear(ops, dim, dim, epilogue="residual", dtype=dtype)
         self.attend = CrossAttention(
@@ -65,7 +65,7 @@ class EncoderAttention(nn.Module):
             dtype=dtype,
         )
 
-    def queries(self, h_TC: torch.Tensor) -> torch.Tensor:
+    def queries(self, h_TC: Deferred) -> torch.Tensor:
         """[T, H, D]."""
         queries: torch.Tensor = self.q_proj(h_TC).unflatten(-1, (self.heads, -1))
         return queries
@@ -91,15 +91,15 @@ class DecoderBlock(nn.Module):
         self.encoder_attn_layer_norm = LayerNorm(ops, config.dim, dtype=dtype)
         self.encoder_attn = EncoderAttention(config, layer, ops, dtype)
         self.final_layer_norm = LayerNorm(ops, config.dim, dtype=dtype)
-        self.fc1 = Linear(ops, config.dim, config.decoder_ffn, epilogue="gelu", dtype=dtype)
+        self.fc1 = Linear(ops, config.dim, config.decoder_ffn, epilogue="gelu", norm="layer", dtype=dtype)
         self.fc2 = Linear(ops, config.decoder_ffn, config.dim, epilogue="residual", dtype=dtype)
 
     def forward(self, x_TC: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         """The block's output, and its queries [T, H, D] to the window."""
-        x_TC = self.self_attn(self.self_attn_layer_norm(x_TC), x_TC, batch)
-        q_THD = self.encoder_attn.queries(self.encoder_attn_layer_norm(x_TC))
+        x_TC = self.self_attn(self.self_attn_layer_norm.defer(x_TC), x_TC, batch)
+        q_THD = self.encoder_attn.queries(self.encoder_attn_layer_norm.defer(x_TC))
         x_TC = self.encoder_attn(q_THD, x_TC, batch)
-        return self.fc2(self.fc1(self.final_layer_norm(x_TC)), x_TC), q_THD
+        return self.fc2(self.fc1(self.final_layer_norm.defer(x_TC)), x_TC), q_THD
 
 
 class Decoder(nn.Module):

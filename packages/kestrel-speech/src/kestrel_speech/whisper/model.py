@@ -21,9 +21,9 @@ class WhisperModel(nn.Module):
         super().__init__()
         self.encoder = Encoder(config, ops, dtype)
         self.decoder = Decoder(config, ops, dtype, page_size)
-        self.proj_out = Linear(ops, config.dim, config.vocab_size, bias=False, dtype=dtype)
+        self.proj_out = Linear(ops, config.dim, config.vocab_size, bias=False, norm="layer", dtype=dtype)
 
     def logits(self, h_NC: torch.Tensor) -> torch.Tensor:
         """Logits [N, V] of hidden states before the final norm."""
-        logits: torch.Tensor = self.proj_out(self.decoder.layer_norm(h_NC))
+        logits: torch.Tensor = self.proj_out(self.decoder.layer_norm.defer(h_NC))
         return logits
