@@ -121,6 +121,16 @@ def experts(rows: int, gate_up: torch.Tensor, down: torch.Tensor) -> Iterator[Wo
         rows=rows, moved=read + 2 * x.numel() * 2, flops=6.0 * rows * TOP_K * MOE_DIM * WIDTH,
         call=lambda fn, i: fn(x, weights, chosen[i], gate_up, down, "silu_mul"),
     )  # fmt: skip
+    eight = [weight.to(torch.float8_e4m3fn) for weight in (gate_up, down)]
+    scales = [torch.ones(EXPERTS, w.shape[1] // 128, w.shape[2] // 128, device="cuda") for w in eight]
+    yield Work(
+        query=OpQuery.of(
+            "fp8_grouped_experts", hidden=MOE_DIM, experts=EXPERTS, top_k=TOP_K, width=WIDTH,
+            activation="silu_mul", dtype="bfloat16",
+        ),
+        rows=rows, moved=read / 2 + 2 * x.numel() * 2, flops=6.0 * rows * TOP_K * MOE_DIM * WIDTH,
+        call=lambda fn, i: fn(x, weights, chosen[i], eight[0], scales[0], eight[1], scales[1], "silu_mul"),
+    )  # fmt: skip
 
 
 def photo() -> Iterator[Work]:
