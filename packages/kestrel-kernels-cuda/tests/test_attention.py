@@ -77,6 +77,15 @@ def test_what_lies_behind_a_window_is_not_read(place: torch.device, extents: tup
     torch.testing.assert_close(attention_paged.paged_attention(q, view, 0, 0.2), want, **CLOSE)
 
 
+@pytest.mark.parametrize("extents", [LONG_AND_SHORT, rows((60, 80), (3, 50))], ids=["decode", "prefill"])
+def test_keys_and_values_may_be_kept_in_eight_bits(place: torch.device, extents: tuple[RowExtent, ...]) -> None:
+    q, view = launch(ViewShape(rows=extents, page_size=16), place)
+    k, v = (pool.nan_to_num(0.0).to(torch.float8_e4m3fn) for pool in (view.k_LPKSD, view.v_LPKSD))
+    want = paged_reference(q, replace(view, k_LPKSD=k.to(F32), v_LPKSD=v.to(F32)), 0, 0.2)
+    got = attention_paged.paged_attention(q, replace(view, k_LPKSD=k, v_LPKSD=v), 0, 0.2)
+    torch.testing.assert_close(got, want, **CLOSE)
+
+
 @pytest.mark.parametrize("heads", [2, 6, 20])
 def test_blocks_are_joined_in_place_or_by_a_second_kernel(place: torch.device, heads: int) -> None:
     q, view = launch(ViewShape(rows=LONG_AND_SHORT, page_size=16, heads=heads, captured=True), place)
