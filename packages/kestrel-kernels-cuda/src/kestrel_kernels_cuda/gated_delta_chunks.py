@@ -78,52 +78,56 @@ def solve_kernel(
     """``w`` [T, H, D], ``u`` [T, H, E], ``p`` [T, H, CHUNK] and ``factors`` float32 [3, H, T]: γ, and what normalises q
     and k. Tokens behind the last sequence get zeros in ``out`` [T, H, E]."""
     head, number = tl.program_id(0), tl.program_id(1)
+    key_head = head // (HEADS // KEY_HEADS)
     row = tl.load(chunk_row + number)
-    first = tl.load(chunk_first + number).to(tl.int64)
+    first = tl.load(chunk_first + number)
     end = tl.load(cu_seqlens + row + 1, mask=row < rows, other=tokens)
     at, d, e = tl.arange(0, CHUNK), tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_E)
-    token = first + at
-    live = token < end
+    live = at < end - first
     keys, values = live[:, None] & (d < D)[None, :], live[:, None] & (e < E)[None, :]
-    place = token * HEADS + head
+    first = first.to(tl.int64)
+    home = first * HEADS + head  # offsets within a chunk need 32 bits, its place among all tokens 64
+    to_keys, to_values = (at * (HEADS * D))[:, None] + d[None, :], (at * (HEADS * E))[:, None] + e[None, :]
     if row == rows:
-        tl.store(
-            out + place[:, None] * E + e[None, :],
-            tl.zeros((CHUNK, BLOCK_E), out.dtype.element_ty),
-            mask=values,
-        )
+        nothing = tl.zeros((CHUNK, BLOCK_E), out.dtype.element_ty)
+        tl.store(out + home * E + to_values, nothing, mask=values)
         return
 
-    key_head = head // (HEADS // KEY_HEADS)
-    k_tile = tl.load(k + (token * k_stride + key_head * D)[:, None] + d[None, :], mask=keys, other=0.0)
-    q_tile = tl.load(q + (token * q_stride + key_head * D)[:, None] + d[None, :], mask=keys, other=0.0)
-    v_tile = tl.load(v + (token * v_stride + head * E)[:, None] + e[None, :], mask=values, other=0.0)
-    step = tl.load(gate + token * gate_stride + head, mask=live, other=0.0).to(tl.float32)
-    strength = tl.load(beta + token * beta_stride + head, mask=live, other=0.0).to(tl.float32)
+    k_place = k + first * k_stride + key_head * D + (at * k_stride)[:, None] + d[None, :]
+    k_tile = tl.load(k_place, mask=keys, other=0.0)
+    q_place = q + first * q_stride + key_head * D + (at * q_stride)[:, None] + d[None, :]
+    q_tile = tl.load(q_place, mask=keys, other=0.0)
+    step = tl.load(gate + first * gate_stride + head + at * gate_stride, mask=live, other=0.0).to(tl.float32)
+    strength = tl.load(beta + first * beta_stride + head + at * beta_stride, mask=live, other=0.0).to(
+        tl.float32
+    )
 
     gamma = tl.cumsum(
         tl.maximum(step, -60.0), axis=0
-    )  # e^-60 is nothing, and a sum without giants keeps its small terms
+    )  # e^-60 is nothing; a sum without giants keeps small terms
     wide_k, wide_q = k_tile.to(tl.float32), q_tile.to(tl.float32)
     k_norm = tl.rsqrt(tl.sum(wide_k * wide_k, axis=1) + 1e-6)
     q_norm = tl.rsqrt(tl.sum(wide_q * wide_q, axis=1) + 1e-6) * scale
-    line = head.to(tl.int64) * tokens + token
+    line = factors + head.to(tl.int64) * tokens + first + at
     size = HEADS * tokens.to(tl.int64)
-    tl.store(factors + line, gamma, mask=live)
-    tl.store(factors + size + line, q_norm, mask=live)
-    tl.store(factors + 2 * size + line, k_norm, mask=live)
+    tl.store(line, gamma, mask=live)
+    tl.store(line + size, q_norm, mask=live)
+    tl.store(line + 2 * size, k_norm, mask=live)
 
     decay = tl.exp(tl.where(at[:, None] >= at[None, :], gamma[:, None] - gamma[None, :], float("-inf")))
     decay *= k_norm[None, :]
     turned = tl.trans(k_tile)
     seen = tl.dot(q_tile, turned, input_precision=PRECISION) * decay * q_norm[:, None]
-    tl.store(p + (place * CHUNK)[:, None] + at[None, :], seen.to(p.dtype.element_ty), mask=live[:, None])
+    p_place = p + home * CHUNK + (at * (HEADS * CHUNK))[:, None] + at[None, :]
+    tl.store(p_place, seen.to(p.dtype.element_ty), mask=live[:, None])
     system = tl.dot(k_tile, turned, input_precision=PRECISION) * decay * (k_norm * strength)[:, None]
+    tl.static_assert(CHUNK == 64)
     solved = inverse(tl.where(at[:, None] > at[None, :], system, 0.0), CHUNK, PRECISION)
-    new = product(solved * strength[None, :], v_tile, PRECISION)
-    tl.store(u + (place * E)[:, None] + e[None, :], new.to(u.dtype.element_ty), mask=values)
+    v_place = v + first * v_stride + head * E + (at * v_stride)[:, None] + e[None, :]
+    new = product(solved * strength[None, :], tl.load(v_place, mask=values, other=0.0), PRECISION)
+    tl.store(u + home * E + to_values, new.to(u.dtype.element_ty), mask=values)
     old = product(solved * (strength * k_norm * tl.exp(gamma))[None, :], k_tile, PRECISION)
-    tl.store(w + (place * D)[:, None] + d[None, :], old.to(w.dtype.element_ty), mask=keys)
+    tl.store(w + home * D + to_keys, old.to(w.dtype.element_ty), mask=keys)
 
 
 @triton.jit(do_not_specialize=["tokens", "num_stores"])
@@ -143,39 +147,42 @@ def scan_kernel(
     at, d = tl.arange(0, CHUNK), tl.arange(0, BLOCK_D)
     inside = (d < D)[:, None] & (e < E)[None, :]
     tile = d[:, None] * E + e[None, :]
-    home = pool + (tl.load(slots + row) * HEADS + head) * (D * E)
-    state = tl.load(home + tile, mask=inside, other=0.0).to(tl.float32)
-    line = factors + head.to(tl.int64) * tokens
+    state_home = pool + (tl.load(slots + row) * HEADS + head) * (D * E)
+    state = tl.load(state_home + tile, mask=inside, other=0.0).to(tl.float32)
     size = HEADS * tokens.to(tl.int64)
+    to_keys, to_values = (at * (HEADS * D))[:, None] + d[None, :], (at * (HEADS * E))[:, None] + e[None, :]
     num_mine = stores_of(stores, num_stores, row) if HAS_STORES else 0
     for done in tl.range(0, end - begin, CHUNK, num_stages=STAGES):
-        first = begin + done
-        token = first.to(tl.int64) + at
-        live = token < end
+        first = (begin + done).to(tl.int64)
+        live = at < end - begin - done
         keys, values = live[:, None] & (d < D)[None, :], live[:, None] & (e < E)[None, :]
-        place = token * HEADS + head
-        w_tile = tl.load(w + (place * D)[:, None] + d[None, :], mask=keys, other=0.0)
-        q_tile = tl.load(q + (token * q_stride + key_head * D)[:, None] + d[None, :], mask=keys, other=0.0)
-        k_tile = tl.load(k + (token * k_stride + key_head * D)[:, None] + d[None, :], mask=keys, other=0.0)
-        p_tile = tl.load(p + (place * CHUNK)[:, None] + at[None, :], mask=live[:, None], other=0.0)
-        u_tile = tl.load(u + (place * E)[:, None] + e[None, :], mask=values, other=0.0)
-        gamma = tl.load(line + token, mask=live, other=0.0)
-        q_norm = tl.load(line + size + token, mask=live, other=0.0)
-        k_norm = tl.load(line + 2 * size + token, mask=live, other=0.0)
-        gamma_end = tl.load(line + tl.minimum(first + CHUNK, end) - 1)
+        home = first * HEADS + head
+        w_tile = tl.load(w + home * D + to_keys, mask=keys, other=0.0)
+        q_place = q + first * q_stride + key_head * D + (at * q_stride)[:, None] + d[None, :]
+        q_tile = tl.load(q_place, mask=keys, other=0.0)
+        k_place = k + first * k_stride + key_head * D + (at * k_stride)[:, None] + d[None, :]
+        k_tile = tl.load(k_place, mask=keys, other=0.0)
+        p_place = p + home * CHUNK + (at * (HEADS * CHUNK))[:, None] + at[None, :]
+        p_tile = tl.load(p_place, mask=live[:, None], other=0.0)
+        u_tile = tl.load(u + home * E + to_values, mask=values, other=0.0)
+        line = factors + head.to(tl.int64) * tokens + first
+        gamma = tl.load(line + at, mask=live, other=0.0)
+        q_norm = tl.load(line + size + at, mask=live, other=0.0)
+        k_norm = tl.load(line + 2 * size + at, mask=live, other=0.0)
+        gamma_end = tl.load(line + tl.minimum(CHUNK, end - begin - done) - 1)
 
         operand = state.to(q_tile.dtype)
         new = u_tile.to(tl.float32) - tl.dot(w_tile, operand, input_precision=PRECISION)
         y = tl.dot(q_tile, operand, input_precision=PRECISION) * (q_norm * tl.exp(gamma))[:, None]
         y += tl.dot(p_tile, new.to(p_tile.dtype), input_precision=PRECISION)
-        tl.store(out + (place * E)[:, None] + e[None, :], y.to(out.dtype.element_ty), mask=values)
+        tl.store(out + home * E + to_values, y.to(out.dtype.element_ty), mask=values)
         turned = tl.trans(k_tile)
         if HAS_STORES:  # noqa: SIM102 (compiled in or not, then decided at run time)
             if num_mine > 0:
                 for m in range(num_stores):
                     count = tl.load(stores + m * 3 + 1) - done
                     if (tl.load(stores + m * 3) == row) & (count > 0) & (count <= CHUNK):
-                        gamma_m = tl.load(line + first + count - 1)
+                        gamma_m = tl.load(line + count - 1)
                         weight = tl.where(at < count, k_norm * tl.exp(tl.minimum(gamma_m - gamma, 0.0)), 0.0)
                         added = (new * weight[:, None]).to(k_tile.dtype)
                         then = tl.dot(turned, added, state * tl.exp(gamma_m), input_precision=PRECISION)
@@ -188,4 +195,4 @@ def scan_kernel(
             state * tl.exp(gamma_end),
             input_precision=PRECISION,
         )
-    tl.store(home + tile, state.to(pool.dtype.element_ty), mask=inside)
+    tl.store(state_home + tile, state.to(pool.dtype.element_ty), mask=inside)
