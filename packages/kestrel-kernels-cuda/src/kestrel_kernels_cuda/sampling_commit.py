@@ -118,6 +118,7 @@ IMPLS = {"sample_commit": Impl(supports=supports, fn=sample_commit, warm=_warm)}
 
 
 def compile_cases() -> Iterator[CompileCase]:
-    """Everything at once."""
+    """Everything at once, and greedy rows."""
     query = OpQuery.of("sample_commit", vocab=248_320, dtype="bfloat16")
     yield from cases_of("sample_commit", [_planned(query, (True, True, True, True))])
+    yield from cases_of("sample_commit greedy", [_planned(query, (False, False, False, True))])

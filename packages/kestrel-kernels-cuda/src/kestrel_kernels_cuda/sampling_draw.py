@@ -171,7 +171,7 @@ IMPLS = {"sample_draw": Impl(supports=supports, fn=sample_draw, warm=_warm)}
 
 
 def compile_cases() -> Iterator[CompileCase]:
-    """Every filter, over Qwen 3.5's vocabulary."""
-    yield from cases_of(
-        "sample_draw", _planned(OpQuery.of("sample_draw", vocab=248_320, dtype="bfloat16"), True, True)
-    )
+    """Every filter and none, over Qwen 3.5's vocabulary."""
+    query = OpQuery.of("sample_draw", vocab=248_320, dtype="bfloat16")
+    yield from cases_of("sample_draw", _planned(query, True, True))
+    yield from cases_of("sample_draw plain", _planned(query, False, False)[:1])

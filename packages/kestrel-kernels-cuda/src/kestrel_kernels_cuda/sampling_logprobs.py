@@ -141,6 +141,7 @@ IMPLS = {"sample_logprobs": Impl(supports=_supports, fn=sample_logprobs, warm=_w
 
 
 def compile_cases() -> Iterator[CompileCase]:
-    """The twenty likeliest of Qwen 3.5's vocabulary."""
+    """The twenty likeliest of Qwen 3.5's vocabulary, and none."""
     query = OpQuery.of("sample_logprobs", vocab=248_320, dtype="bfloat16", count=20)
     yield from cases_of("sample_logprobs", _planned(query, 20))
+    yield from cases_of("sample_logprobs chosen", _planned(query, 0))

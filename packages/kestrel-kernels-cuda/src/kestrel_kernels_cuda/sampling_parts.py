@@ -32,6 +32,7 @@ __all__ = [
     "chained",
     "join_kernel",
     "joined",
+    "lean_best_of",
     "list_of",
     "log_of",
     "order_of",
@@ -70,6 +71,15 @@ def best_of(x, place, is_in):
     """The largest of a chunk, packed: its key above the complement of its place, so that of equals the first wins."""
     packed = order_of(x).to(tl.int64) * 4294967296 + (0x7FFFFFFF - place).to(tl.int64)
     return tl.max(tl.where(is_in, packed, LOWEST), axis=0)
+
+
+@triton.jit
+def lean_best_of(x, place, is_in):
+    """``best_of`` by two reductions, for kernels that have no registers left."""
+    order = order_of(x)
+    best = tl.max(tl.where(is_in, order, -0x80000000), axis=0)
+    first = tl.min(tl.where(is_in & (order == best), place, 0x7FFFFFFF), axis=0)
+    return best.to(tl.int64) * 4294967296 + (0x7FFFFFFF - first).to(tl.int64)
 
 
 @triton.jit

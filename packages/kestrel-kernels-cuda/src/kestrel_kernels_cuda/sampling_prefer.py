@@ -21,7 +21,7 @@ __all__ = ["member_of", "prefer_launches"]
 def member_of(member, place, first_place, end_place, items, count):
     """``member`` and the ids of ranges (start, end)."""
     for k in range(count):
-        start, end = tl.load(items + 2 * k), tl.load(items + 2 * k + 1)
+        start, end = tl.load(items + 2 * k).to(tl.int32), tl.load(items + 2 * k + 1).to(tl.int32)
         if (start < end_place) & (end > first_place):
             member = member | ((place >= start) & (place < end))
     return member

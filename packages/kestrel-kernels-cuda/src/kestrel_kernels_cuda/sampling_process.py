@@ -19,12 +19,12 @@ from kestrel_kernels_cuda.linear_parts import start_next, wait_for_previous
 from kestrel_kernels_cuda.sampling_meta import meta_tables
 from kestrel_kernels_cuda.sampling_parts import (
     CHUNK,
-    best_of,
     cases_of,
     chained,
     chunks_of,
     compiled,
     joined,
+    lean_best_of,
     list_of,
     rows_of,
     supports,
@@ -40,7 +40,7 @@ WRITTEN = tl.constexpr(COUNT)
 def windowed(banned, place, first_place, end_place, index, items, count):
     """``banned`` and the ids of ranges (start, end, first output index, last) that are on."""
     for k in range(count):
-        start, end = tl.load(items + 4 * k), tl.load(items + 4 * k + 1)
+        start, end = tl.load(items + 4 * k).to(tl.int32), tl.load(items + 4 * k + 1).to(tl.int32)
         is_on = (tl.load(items + 4 * k + 2) <= index) & (index < tl.load(items + 4 * k + 3))
         if is_on & (start < end_place) & (end > first_place):
             banned = banned | ((place >= start) & (place < end))
@@ -68,7 +68,7 @@ def process_kernel(
     is_in = place < vocab
     x = tl.load(logits + n * stride_n + place, mask=is_in, other=0.0).to(tl.float32)
     part = n * tl.num_programs(0) + chunk
-    tl.store(first_parts + part, best_of(x, place, is_in))
+    tl.store(first_parts + part, lean_best_of(x, place, is_in))
     at = tl.load(index + row * stride_index)
     if PENALTIES:
         repetition = tl.load(floats + row * stride_floats + 3)
@@ -83,7 +83,7 @@ def process_kernel(
     if BIASES:
         items = biases + row * stride_biases
         for k in range(tl.load(num_biases + row * stride_biases).to(tl.int32)):
-            token = tl.load(items + 4 * k)
+            token = tl.load(items + 4 * k).to(tl.int32)
             is_on = (tl.load(items + 4 * k + 2) <= at) & (at < tl.load(items + 4 * k + 3))
             if is_on & (token >= first_place) & (token < end_place):
                 added = tl.load(items + 4 * k + 1).to(tl.int32).to(tl.float32, bitcast=True)
@@ -103,7 +103,7 @@ def process_kernel(
             banned = member_of(banned, place, first_place, end_place, bounds + state * stride_bounds, count)
     x = tl.where(banned, float("-inf"), x)
     tl.store(out + n * vocab + place, x, mask=is_in)
-    tl.store(parts + part, best_of(x, place, is_in))
+    tl.store(parts + part, lean_best_of(x, place, is_in))
 
 
 Flags = tuple[bool, bool, bool, bool, bool]
@@ -180,6 +180,8 @@ IMPLS = {"sample_process": Impl(supports=supports, fn=sample_process, warm=_warm
 
 
 def compile_cases() -> Iterator[CompileCase]:
-    """Everything at once."""
+    """Everything at once, and what steps usually need."""
     query = OpQuery.of("sample_process", vocab=51_866, dtype="bfloat16")
     yield from cases_of("sample_process", _planned(query, (True, True, True, True, True), True)[:3])
+    for number, flags in enumerate(dict.fromkeys(flags for flags, _ in _USUAL)):
+        yield from cases_of(f"sample_process usual {number}", _planned(query, flags, False)[:1])
