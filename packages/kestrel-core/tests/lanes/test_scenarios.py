@@ -104,7 +104,7 @@ def scenarios(draw):
     return kind, sizes, draw(st.lists(asks(kind), min_size=1, max_size=6))
 
 
-@settings(max_examples=120)
+@settings(max_examples=120, deadline=None)
 @given(scenarios())
 def test_every_work_gets_what_it_would_get_alone(scenario):
     play(*scenario)

@@ -92,6 +92,10 @@ class _Trace(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignore]
     ) -> Any:
         """``func`` run and noted."""
         kwargs = kwargs or {}
+        assert "lift_fresh" not in str(func), (
+            "a captured program makes a tensor of Python values (torch.tensor), which it would copy from memory that "
+            "is gone; make it outside"
+        )
         given = [*_tensors(args), *_tensors(tuple(kwargs.values()))]
         others = repr([_plain(arg) for arg in (*args, *kwargs.values())])
         places = tuple(self._place(x) for x in given)
