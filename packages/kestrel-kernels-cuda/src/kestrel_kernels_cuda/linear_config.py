@@ -83,27 +83,28 @@ def choose(product: Product, arch: int) -> Config:
 
 
 def default(product: Product) -> Config:
-    """A configuration by rule: enough programs for every processor, enough bytes on their way to each."""
+    """A configuration by rule, from what was best on an H200: enough programs for every processor, enough bytes on
+    their way to each. torch's kernels win for gated weights and from 32 rows on."""
     outputs = product.n // 2 if product.gated else product.n
     if product.rows == 1 and product.k <= MOST_INPUTS:
-        return _gemv(product, outputs)
-    if not 1 < product.rows <= (4 * FEW if product.scaled else FEW) or product.k % 16:
+        return _gemv(product)
+    most = 4 * FEW if product.scaled else 0 if product.gated and not product.wide else FEW
+    if not 1 < product.rows <= most or product.k % 16:
         return BLAS
     bm = max(FEW, product.rows)
     if product.wide:
         return Config(kernel="gemm", bm=bm, bn=32, bk=32, stages=2)
-    if not product.scaled and outputs < 8192:
-        return Config(kernel="gemm", bm=bm, bn=16, bk=min(256, _below(product.k)), stages=4)
     bk = BLOCK if product.scaled else min(128, _below(product.k))
     split = min(8, max(1, PROCESSORS // -(-outputs // 64)), -(-product.k // (4 * bk)))
     return Config(kernel="gemm", bm=bm, bn=64, bk=bk, stages=4, split=split, swap=True)
 
 
-def _gemv(product: Product, outputs: int) -> Config:
-    """A program holds its whole rows in registers, and a thread reads 16 bytes at a time."""
+def _gemv(product: Product) -> Config:
+    """A program holds its whole rows in registers, and a thread reads 16 bytes at a time, or twice that."""
     wide_load = 16 if product.scaled else 8
-    bk = min(64 * wide_load, 1 << max(4, (product.k - 1).bit_length()))
-    bn = (1 if outputs < 1200 else 2 if outputs < 6000 else 4) * (2 if product.scaled else 1)
+    most = 1024 if product.k % 1024 == 0 else 512 if product.k % 512 == 0 else 256
+    bk = min(most, 1 << max(4, (product.k - 1).bit_length()))
+    bn = 2
     while bn > 1 and bn * product.k * (1 + product.gated) > 20480:
         bn //= 2
     return Config(kernel="gemv", bn=bn, bk=bk, warps=max(1, min(4, bn * bk // (32 * wide_load))))
