@@ -7,7 +7,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from whisper_oracle import noise
 
-from kestrel.layers import Linear
+from kestrel.layers import LayerNorm, Linear
 from kestrel.ops import resolve_ops
 from kestrel_speech.whisper import build
 from kestrel_speech.whisper.halves import HalfLinear, halve
@@ -43,6 +43,11 @@ def test_products_are_those_of_float32_whatever_the_rows(epilogue, ins, outs, bi
     for row in range(40):
         alone = half(x[row : row + 1], *(r[row : row + 1] for r in given))
         assert torch.equal(alone, together[row : row + 1])
+
+
+def test_a_norm_may_be_left_to_the_product():
+    half, norm, x = HalfLinear.of(linear(16, 16)), LayerNorm(resolve_ops(), 16), torch.randn(3, 16)
+    assert torch.equal(half(norm.defer(x)), half(norm(x)))
 
 
 def test_inputs_stay_as_they_are():

@@ -81,9 +81,7 @@ def piece(start, end, *, probability=0.9, count=4, length=0.3):
     return Piece(ids=(1,) * count, start=start, end=end, words=words)
 
 
-AROUND = Surroundings(
-    start=30.0, sound_end=60.0, window_end=60.0, last_speech=30.0, threshold=2.0, marks=".,"
-)
+AROUND = Surroundings(start=30.0, end=60.0, last_speech=30.0, threshold=2.0, marks=".,")
 GOOD, BAD = piece(31.0, 33.0), piece(44.0, 46.0, probability=0.05)
 
 
@@ -103,6 +101,12 @@ def test_an_unlikely_segment_between_silences_is_dropped_with_what_follows():
     assert verdict.kept == (GOOD,)
     assert verdict.dropped == BAD
     assert verdict.restart == 44.0
+
+
+def test_an_unlikely_segment_at_the_end_of_the_recording_is_dropped():
+    end = Surroundings(start=60.0, end=60.3, last_speech=47.8, threshold=2.0, marks=".,")
+    odd = piece(60.0, 60.26, probability=0.01, length=0.0)
+    assert judge([odd], end).dropped == odd
 
 
 def test_an_unlikely_segment_among_speech_stays():

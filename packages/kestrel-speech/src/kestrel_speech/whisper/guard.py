@@ -23,11 +23,10 @@ LEAST_STEP_S = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
-    """A window: where it starts, where its sound ends, where a full one would; when the speech before it ended."""
+    """A window: where it starts and where its sound ends; when the speech before it ended."""
 
     start: float
-    sound_end: float
-    window_end: float
+    end: float
     last_speech: float
     threshold: float
     marks: str
@@ -72,7 +71,7 @@ def last_word_end(pieces: Sequence[Piece]) -> float | None:
 
 def _is_surrounded(piece: Piece, rest: Sequence[Piece], last_end: float, around: Surroundings) -> bool:
     following = next((other for other in rest if other.words), None)
-    next_start = following.words[0].start if following is not None and following.words else around.sound_end
+    next_start = following.words[0].start if following is not None and following.words else around.end
     before = (
         piece.start - last_end > around.threshold
         or piece.start < around.threshold
@@ -81,7 +80,7 @@ def _is_surrounded(piece: Piece, rest: Sequence[Piece], last_end: float, around:
     after = (
         next_start - piece.end > around.threshold
         or (following is not None and _is_anomalous(following, around.marks))
-        or around.window_end - piece.end < EDGE_S
+        or around.end - piece.end < EDGE_S
     )
     return before and after
 

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from kestrel.layers import Linear
+from kestrel.layers import Deferred, Linear
 
 __all__ = ["HalfLinear", "halve"]
 
@@ -46,8 +46,10 @@ class HalfLinear(nn.Module):
             return None
         return cls(linear, packed) if torch.equal(stored, weight) else None
 
-    def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+    def forward(self, x: torch.Tensor | Deferred, residual: torch.Tensor | None = None) -> torch.Tensor:
         """The product [..., N] of ``x`` [..., K], then the epilogue."""
+        if isinstance(x, Deferred):
+            x = x.value()
         y: torch.Tensor = torch.ops.quantized.linear_dynamic_fp16(x, self._packed)
         if self.epilogue == "gelu":
             return F.gelu(y)

@@ -169,7 +169,7 @@ class Walk:
         threshold = self.session.options.hallucination_silence_threshold
         if threshold is not None:
             around = self._surroundings(window, threshold)
-            if goes_on and end is not None and around.window_end - end <= threshold:
+            if goes_on and end is not None and around.end - end <= threshold:
                 following = window.seek + window.size
             verdict = judge(timed, around)
             if verdict.restart is not None:
@@ -189,8 +189,7 @@ class Walk:
         options = self.session.options
         return Surroundings(
             start=window.start,
-            sound_end=window.end,
-            window_end=window.start + self.session.model.config.num_frames / FRAMES_PER_SECOND,
+            end=window.end,
             last_speech=self._last_speech,
             threshold=threshold,
             marks=options.prepend_punctuations + options.append_punctuations,
