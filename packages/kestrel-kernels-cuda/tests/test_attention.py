@@ -78,7 +78,9 @@ def test_what_lies_behind_a_window_is_not_read(place: torch.device, extents: tup
 
 
 @pytest.mark.parametrize("extents", [LONG_AND_SHORT, rows((60, 80), (3, 50))], ids=["decode", "prefill"])
-def test_keys_and_values_may_be_kept_in_eight_bits(place: torch.device, extents: tuple[RowExtent, ...]) -> None:
+def test_keys_and_values_may_be_kept_in_eight_bits(
+    place: torch.device, extents: tuple[RowExtent, ...]
+) -> None:
     q, view = launch(ViewShape(rows=extents, page_size=16), place)
     k, v = (pool.nan_to_num(0.0).to(torch.float8_e4m3fn) for pool in (view.k_LPKSD, view.v_LPKSD))
     want = paged_reference(q, replace(view, k_LPKSD=k.to(F32), v_LPKSD=v.to(F32)), 0, 0.2)
@@ -86,7 +88,7 @@ def test_keys_and_values_may_be_kept_in_eight_bits(place: torch.device, extents:
     torch.testing.assert_close(got, want, **CLOSE)
 
 
-@pytest.mark.parametrize("heads", [2, 6, 20])
+@pytest.mark.parametrize("heads", [2, 20])
 def test_blocks_are_joined_in_place_or_by_a_second_kernel(place: torch.device, heads: int) -> None:
     q, view = launch(ViewShape(rows=LONG_AND_SHORT, page_size=16, heads=heads, captured=True), place)
     for layer in (0, 1, 0):  # arrivals are counted afresh each time
@@ -205,7 +207,7 @@ def test_vision_attention_reads_keys_through_descriptors(place: torch.device, di
 def test_splits_depend_on_the_bucket_and_never_exceed_what_is_launched() -> None:
     limits = Limits(max_rows=1, max_tokens=1, max_query_len=1, max_context_len=1100)
     tile = decode_config(90, 256, 4, 2)
-    assert split_of(limits, 1, 4, 1100, tile, 132).splits == 35  # a block per tile of 32 keys
+    assert split_of(limits, 1, 4, 1100, tile, 132).splits == 18  # a block per 64 keys
     assert split_of(limits, 64, 4, 1100, tile, 132).splits == 1  # two blocks a processor without splitting
     assert split_of(limits, 64, 4, 100_000, tile, 132).splits == 16  # idle blocks are bounded
     always = replace(limits, is_deterministic=True)

@@ -94,6 +94,7 @@ SHORT = 16  # queries of the longest sequence up to which the heads of a group s
 JOIN_IN_PLACE = 4  # chunks of blocks, of a group's heads, that a last block joins sooner than a kernel
 
 BLOCKS_PER_PROCESSOR = {64: 3, 128: 2, 256: 2, 512: 2}  # decode blocks that one gets where rows are few
+LEAST = 64  # keys of a block
 LONGEST = 2048  # keys of a block, in rows that are longer than others
 ALWAYS = 512  # keys of a block in deterministic launches
 IDLE_PER_PROCESSOR = 32  # blocks that may find nothing to do: each costs about 0.1 us of a multiprocessor
@@ -149,9 +150,8 @@ def split_of(
         tiles = ALWAYS // block_n
         return Split(1, tiles, -(-longest // (tiles * block_n)) + 1)
     groups = max(1, rows * kv_heads)
-    wanted = min(
-        max(1, BLOCKS_PER_PROCESSOR[_bucket(config.dim)] * processors // groups), -(-longest // block_n)
-    )
+    blocks = BLOCKS_PER_PROCESSOR[_bucket(config.dim)] * processors // groups
+    wanted = min(max(1, blocks), -(-longest // LEAST))
     ceiling = max(1, IDLE_PER_PROCESSOR * processors // groups)
     return Split(wanted, LONGEST // block_n, max(wanted, min(-(-longest // LONGEST), ceiling)))
 

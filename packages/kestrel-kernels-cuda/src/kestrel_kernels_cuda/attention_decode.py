@@ -36,12 +36,14 @@ ANYWHERE = ["table", "lens"]  # slices of buffers of many arrays, at any address
 
 @triton.jit
 def share_of(length, window, wanted, longest, splits, HAS_WINDOW: tl.constexpr, BLOCK_N: tl.constexpr):
-    """(first key of the first block, keys per block): tiles of a row over as many blocks as it is worth."""
+    """(first key of the first block, keys per block): tiles of a row over as many blocks as it is worth, of 64 keys or
+    more."""
     base = length * 0
     if HAS_WINDOW:
         base = tl.maximum(length - window, 0) // BLOCK_N * BLOCK_N
     tiles = tl.cdiv(length - base, BLOCK_N)
-    blocks = tl.maximum(tl.minimum(wanted, tiles), tl.cdiv(tiles, longest))
+    pieces = tl.cdiv(tiles, max(1, 64 // BLOCK_N))
+    blocks = tl.maximum(tl.minimum(wanted, pieces), tl.cdiv(tiles, longest))
     return base, tl.cdiv(tiles, tl.maximum(tl.minimum(blocks, splits), 1)) * BLOCK_N
 
 
