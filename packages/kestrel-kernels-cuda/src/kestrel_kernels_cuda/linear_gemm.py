@@ -92,11 +92,16 @@ def gemm_kernel(
             return
         acc = tl.zeros_like(acc)
         acc_up = tl.zeros_like(acc_up)
-        for part in range(SPLIT):
-            theirs = base + part * (parts * BM * BN)
-            acc += tl.load(theirs + inner, cache_modifier=".cg")
-            if GATED:
-                acc_up += tl.load(theirs + BM * BN + inner, cache_modifier=".cg")
+        if SPLIT * parts * BM * BN <= 16384:  # all sums are asked for at once: their latency is paid once
+            for part in tl.static_range(SPLIT):
+                acc += tl.load(base + part * (parts * BM * BN) + inner, cache_modifier=".cg")
+                if GATED:
+                    acc_up += tl.load(base + part * (parts * BM * BN) + BM * BN + inner, cache_modifier=".cg")
+        else:
+            for part in tl.range(0, SPLIT, num_stages=2):
+                acc += tl.load(base + part * (parts * BM * BN) + inner, cache_modifier=".cg")
+                if GATED:
+                    acc_up += tl.load(base + part * (parts * BM * BN) + BM * BN + inner, cache_modifier=".cg")
         tl.store(counter_ptr + tile, 0)
     if SWAP:
         acc = tl.trans(acc)
