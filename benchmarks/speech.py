@@ -1,11 +1,12 @@
 """How fast Whisper listens on a CPU, beside faster-whisper (CTranslate2) and openai-whisper, on the same weights.
 
-    python benchmarks/speech.py [--models tiny.en base] [--rounds 3] [--threads 2] [--only kestrel …] [--batches 1 8]
+    python benchmarks/speech.py [--models tiny.en base] [--rounds 3] [--threads 2] [--only openai …] [--batches 1 8]
 
 Real weights and speech from the package registry; the others are measured where they are installed
 (``hatch run oracles:python benchmarks/speech.py``). All are greedy at temperature 0, English, with segment times,
-float32 unless named int8. Batch 1: seven recordings, 79 s, one after the other. Batch 8: eight recordings at once
-(faster-whisper batches pieces of one file only: it hears the eight joined; openai-whisper one after the other).
+float32 unless named int8. Batch 1: seven recordings, 79 s, one after the other. Batch 8: eight recordings, which
+Kestrel hears at once and the others one by one. faster-whisper batches pieces of one file only, so both of them also
+hear the eight joined to one, packed into few windows, with ``batch_size`` 8.
 
 Rounds alternate between implementations and start with another one each time: other jobs of the machine disturb all
 alike. Times are medians over rounds. "Kestrel is" compares each round of an implementation with Kestrel's of the same
@@ -25,7 +26,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -49,10 +50,11 @@ PAUSE_S = 1.0
 
 @dataclass(slots=True)
 class Run:
-    """One implementation doing one job; ``texts`` of its last round."""
+    """One implementation doing one job; ``texts`` of its last round. ``rival``: who does the same job for Kestrel."""
 
     name: str
     work: Callable[[], list[str]]
+    rival: Run | None = None
     wall_s: list[float] = field(default_factory=list)
     cpu_s: list[float] = field(default_factory=list)
     rest_cpu_s: list[float] = field(default_factory=list)
@@ -101,7 +103,7 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=["tiny.en", "base"], choices=list(realweights.WHISPER))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--only", nargs="+", help="parts of the names of implementations to measure")
+    parser.add_argument("--only", nargs="+", default=[], help="parts of the names of others to measure; all")
     parser.add_argument("--batches", nargs="+", type=int, default=[1, BATCH], choices=[1, BATCH])
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
@@ -115,7 +117,8 @@ def main() -> None:
         for hear in listeners.values():
             hear(fresh(sounds[0]))  # warms up
         if 1 in args.batches:
-            runs = [Run(name, partial(one_by_one, hear, sounds)) for name, hear in listeners.items()]
+            ours, *others = (Run(name, partial(one_by_one, hear, sounds)) for name, hear in listeners.items())
+            runs = [ours, *(replace(other, rival=ours) for other in others)]
             report(model, 1, runs, sounds, said, args.rounds)
         if BATCH not in args.batches:
             continue
@@ -124,7 +127,7 @@ def main() -> None:
         report(model, BATCH, batched_runs(listeners, eight), eight, words, args.rounds)
 
 
-def implementations(model: str, threads: int, only: Sequence[str] | None) -> dict[str, Callable[..., str]]:
+def implementations(model: str, threads: int, only: Sequence[str]) -> dict[str, Callable[..., str]]:
     """Name to a function from samples to text."""
     makers: dict[str, Callable[[], Callable[..., str]]] = {
         "kestrel": partial(kestrel, model),
@@ -134,7 +137,7 @@ def implementations(model: str, threads: int, only: Sequence[str] | None) -> dic
     }
     made = {}
     for name, make in makers.items():
-        if only and not any(part in name for part in only):
+        if only and name != "kestrel" and not any(part in name for part in only):
             continue
         try:
             made[name] = make()
@@ -147,9 +150,9 @@ def kestrel(model: str) -> Callable[..., str]:
     """Kestrel's engine."""
     engine = SyncEngine(RuntimeConfig(model_path=realweights.whisper(model), device="cpu"))
 
-    def hear(samples: np.ndarray) -> str:
+    def hear(samples: np.ndarray, **options: Any) -> str:
         result: Any = engine.transcribe(
-            samples, sample_rate=SAMPLE_RATE, language="en", settings={"temperature": 0.0}
+            samples, sample_rate=SAMPLE_RATE, language="en", settings={"temperature": 0.0}, **options
         )
         return str(result.output["text"])
 
@@ -183,14 +186,15 @@ def batched_runs(listeners: dict[str, Callable[..., str]], sounds: Sequence[np.n
     """Eight at once where that is possible, else one after the other."""
     pause = np.zeros(round(PAUSE_S * SAMPLE_RATE), np.float32)
     joined = np.concatenate([part for sound in sounds for part in (sound, pause)])
-    runs = []
+    together = {name: partial(in_one, hear, joined) for name, hear in listeners.items()}
+    ours = Run("kestrel, at once", partial(at_once, listeners["kestrel"], sounds))
+    ours_joined = Run("kestrel, joined", together["kestrel"])
+    runs = [ours, ours_joined]
     for name, hear in listeners.items():
-        if name == "kestrel":
-            runs.append(Run(f"{name}, at once", partial(at_once, hear, sounds)))
-        elif name.startswith("faster-whisper"):
-            runs.append(Run(f"{name}, joined", lambda hear=hear: [hear(fresh(joined), batch_size=BATCH)]))
-        else:
-            runs.append(Run(f"{name}, one by one", partial(one_by_one, hear, sounds)))
+        if name != "kestrel":
+            runs.append(Run(f"{name}, one by one", partial(one_by_one, hear, sounds), ours))
+        if name.startswith("faster-whisper"):
+            runs.append(Run(f"{name}, joined", together[name], ours_joined))
     return runs
 
 
@@ -206,6 +210,11 @@ def fresh(sound: np.ndarray) -> np.ndarray:
 def one_by_one(hear: Callable[..., str], sounds: Sequence[np.ndarray]) -> list[str]:
     """Texts of recordings heard one after the other."""
     return [hear(fresh(sound)) for sound in sounds]
+
+
+def in_one(hear: Callable[..., str], sound: np.ndarray) -> list[str]:
+    """The text of one recording, whose pieces are heard side by side."""
+    return [hear(fresh(sound), batch_size=BATCH)]
 
 
 def at_once(hear: Callable[..., str], sounds: Sequence[np.ndarray]) -> list[str]:
@@ -225,14 +234,13 @@ def report(
     print(f"\n{model}, batch {batch}: {len(sounds)} recordings, {length_s:.1f} s of sound, {rounds} rounds")
     print(f"{'':30}{'wall s':>8}{'RTFx':>7}{'CPU s':>8}{'WER':>7}   Kestrel is, by wall   by CPU", end="")
     print("               behind the encoder" if is_alone() else "")
-    first = runs[0]
     for run in runs:
         wall_s, cpu_s = statistics.median(run.wall_s), statistics.median(run.cpu_s)
         line = f"{run.name:30}{wall_s:8.2f}{length_s / wall_s:7.1f}{cpu_s:8.2f}{errors_of(run, said):7.1%}"
-        if run is not first:
-            line += f"   {times(run.wall_s, first.wall_s)}   {times(run.cpu_s, first.cpu_s)}"
-            if is_alone() and run.has_encoder and first.has_encoder:
-                line += f"   {times(run.rest_cpu_s, first.rest_cpu_s)}"
+        if (ours := run.rival) is not None:
+            line += f"   {times(run.wall_s, ours.wall_s)}   {times(run.cpu_s, ours.cpu_s)}"
+            if is_alone() and run.has_encoder and ours.has_encoder:
+                line += f"   {times(run.rest_cpu_s, ours.rest_cpu_s)}"
         print(line, flush=True)
 
 

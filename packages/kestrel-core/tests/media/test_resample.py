@@ -65,6 +65,21 @@ def test_default_filter_of_scipy_hears_the_same_speech_band(rate):
     np.testing.assert_allclose(heard[500:-500], expected[500:-500], atol=3e-3)
 
 
+@pytest.mark.timeout(600)  # librosa compiles when it is imported
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # of what it imports
+@pytest.mark.parametrize("rate", [8000, 11025, 22050, 44100, 48000])
+def test_librosa_hears_the_same(rate):
+    librosa = pytest.importorskip("librosa")
+    pytest.importorskip("soxr")
+    time = np.arange(2 * rate) / rate
+    tones = [f for f in (120.0, 440.0, 1313.0, 3001.0, 5200.0, 7100.0) if f < 0.45 * min(rate, 16000)]
+    samples = (sum(np.sin(2 * np.pi * f * time + f) for f in tones) / 6).astype(np.float32)
+    expected = librosa.resample(samples, orig_sr=rate, target_sr=16000, res_type="soxr_vhq")
+    heard = resampled(samples, rate)
+    count = min(len(heard), len(expected))
+    np.testing.assert_allclose(heard[1000 : count - 1000], expected[1000 : count - 1000], atol=2e-4)
+
+
 def test_what_16_khz_cannot_hold_is_removed():
     time = np.arange(48000) / 48000
     for frequency in (8300.0, 10000.0, 15000.0, 23000.0):

@@ -5,6 +5,8 @@ import wave
 
 import numpy as np
 import pytest
+import realweights
+from realweights.oracles import error_rate, normalise
 
 from kestrel.errors import InvalidMediaError, InvalidRequestError
 
@@ -88,14 +90,57 @@ def wav(values, rate, width=2):
     return file.getvalue()
 
 
-def test_odd_rates_and_channels_are_heard(librivox, hear, pcm):
+def coded(samples, rate, container, codec, *, repeats=1, pictures=0):
+    """``samples``, each ``repeats`` times in a row, in a file at ``rate``; with ``pictures``, a film."""
+    av = pytest.importorskip("av")
+    file = io.BytesIO()
+    with av.open(file, "w", format=container) as output:
+        stream = output.add_stream(codec, rate=rate, layout="mono")
+        film = output.add_stream("mpeg4", rate=5) if pictures else None
+        if film is not None:
+            film.width, film.height, film.pix_fmt = 64, 48, "yuv420p"
+        fitted = av.AudioResampler(
+            format=stream.format, layout="mono", rate=rate, frame_size=stream.frame_size or None
+        )
+        frame = av.AudioFrame.from_ndarray(
+            np.repeat(samples, repeats).reshape(1, -1), format="flt", layout="mono"
+        )
+        frame.sample_rate = RATE * repeats if repeats > 1 else RATE
+        for piece in (*fitted.resample(frame), *fitted.resample(None)):
+            output.mux(stream.encode(piece))
+        output.mux(stream.encode(None))
+        for _ in range(pictures):
+            picture = av.VideoFrame.from_ndarray(np.zeros((48, 64, 3), np.uint8), format="rgb24")
+            output.mux(film.encode(picture))
+        if film is not None:
+            output.mux(film.encode(None))
+    return file.getvalue()
+
+
+ODD = {
+    "8 kHz µ-law": lambda samples: coded(samples, 8000, "wav", "pcm_mulaw"),
+    "192 kHz, 24 bit": lambda samples: coded(samples, 192_000, "wav", "pcm_s24le", repeats=12),
+    "float64": lambda samples: coded(samples, RATE, "wav", "pcm_f64le"),
+    "6 channels": lambda samples: wav(np.repeat((samples * 32767).astype("<i2")[:, None], 6, axis=1), RATE),
+    "a film": lambda samples: coded(samples, 48_000, "mp4", "aac", pictures=20),
+}
+
+
+@pytest.mark.parametrize("kind", ODD)
+def test_odd_recordings_are_heard(librivox, hear, pcm, kind):
     sample = librivox[1]
-    samples = pcm(sample.path)
-    expected = hear("base", sample.path)["text"]
-    six = np.repeat((samples * 32767).astype("<i2")[:, None], 6, axis=1)
-    high = np.repeat((samples * 32767).astype("<i2"), 12)  # 192 kHz, held
-    assert hear("base", wav(six, RATE))["text"] == expected
-    assert hear("base", wav(high, 192000))["text"] == expected
+    expected = normalise(hear("base", sample.path)["text"])
+    assert normalise(hear("base", ODD[kind](pcm(sample.path)))["text"]) == expected
+
+
+def test_truncated_mp3_is_heard_up_to_there_with_a_warning(engine_of, librivox, pcm):
+    sample = librivox[0]
+    raw = coded(pcm(sample.path), 16_000, "mp3", "libmp3lame")
+    result = engine_of("base").transcribe(raw[: len(raw) // 2], settings={"temperature": 0.0})
+    words, said = normalise(result.output["text"]).split(), normalise(sample.text).split()
+    assert 4 <= len(words) < len(said)
+    assert words[2:-1] == said[2 : len(words) - 1], "it breaks off within a word, and begins with Mr."
+    assert "truncated" in " ".join(result.warnings)
 
 
 @pytest.mark.timeout(60)
@@ -122,3 +167,29 @@ def test_text_named_wav_is_refused(hear, tmp_path):
 def test_beam_search_is_refused(hear):
     with pytest.raises(InvalidRequestError, match="beam"):
         hear("tiny.en", np.zeros(RATE, np.float32), beam_size=5)
+
+
+def test_silero_leaves_the_silences_out(model, had, librivox, hear, pcm):
+    silence = noise(5, 1e-4)
+    joined = np.concatenate([part for sample in librivox[:3] for part in (silence, pcm(sample.path))])
+    given = {
+        "vad_filter": True,
+        "vad_parameters": {"model_path": str(had(realweights.silero) / "vad.safetensors")},
+    }
+    output = hear(model, joined, **given)
+    said = [(sample.text, hear(model, sample.path)["text"]) for sample in librivox[:3]]
+    assert error_rate([(" ".join(text for text, _ in said), output["text"])]) <= error_rate(said) + 0.05
+    assert all(segment["end"] > 5 for segment in output["segments"]), "the first silence is 5 s long"
+
+
+def test_hotwords_change_the_spelling(librivox, hear):
+    assert "dashwood" in normalise(hear("base", librivox[0].path)["text"])
+    told = hear("base", librivox[0].path, hotwords="Dashwoode")
+    assert "dashwoode" in normalise(told["text"])
+
+
+def test_guard_against_invented_text_keeps_what_is_said(model, librivox, hear, pcm):
+    joined = np.concatenate([pcm(librivox[1].path), noise(12, 1e-3), pcm(librivox[4].path), noise(12, 1e-3)])
+    output = hear(model, joined, hallucination_silence_threshold=2.0, timestamps="word", settings={})
+    said = " ".join(librivox[at].text for at in (1, 4))
+    assert error_rate([(said, output["text"])]) <= 0.13
