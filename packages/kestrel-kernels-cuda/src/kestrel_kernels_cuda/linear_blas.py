@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 import triton
 import triton.language as tl
 
 from kestrel_kernels_cuda.launch import Launch
-from kestrel_kernels_cuda.linear_parts import activate
+from kestrel_kernels_cuda.linear_launch import overlaps_on
+from kestrel_kernels_cuda.linear_parts import activate, start_next, wait_for_previous
 
 __all__ = ["gate_launch", "product"]
 
@@ -16,8 +19,10 @@ GATE_BLOCK = 1024
 
 
 @triton.jit
-def gate_kernel(y_ptr, out_ptr, half, BLOCK: tl.constexpr, KIND: tl.constexpr):
+def gate_kernel(y_ptr, out_ptr, half, BLOCK: tl.constexpr, KIND: tl.constexpr, PDL: tl.constexpr):
     """``out`` [rows, half] = act(first half of ``y`` [rows, 2 · half]) · second half; one program per row and block."""
+    start_next(PDL)
+    wait_for_previous(PDL)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     live = columns < half
@@ -33,7 +38,10 @@ def gate_launch(y: torch.Tensor, kind: str) -> tuple[Launch, torch.Tensor]:
     half = y.shape[-1] // 2
     out = torch.empty((*y.shape[:-1], half), dtype=y.dtype, device=y.device)
     grid = (y.numel() // y.shape[-1], triton.cdiv(half, GATE_BLOCK))
-    return Launch(gate_kernel, grid, (y, out, half), {"BLOCK": GATE_BLOCK, "KIND": kind, "num_warps": 4}), out
+    meta: dict[str, Any] = {"BLOCK": GATE_BLOCK, "KIND": kind, "num_warps": 4, "PDL": overlaps_on(y.device)}
+    if meta["PDL"]:
+        meta["launch_pdl"] = True
+    return Launch(gate_kernel, grid, (y, out, half), meta), out
 
 
 def product(
