@@ -197,7 +197,8 @@ def test_vision_attention_of_slices_of_one_projection(place: torch.device, dim: 
 @pytest.mark.parametrize("dim", [64, 72, 88])
 def test_vision_attention_reads_keys_through_descriptors(place: torch.device, dim: int) -> None:
     q, k, v = normal(seed(), (2, 150, 3, 2, dim), place, torch.bfloat16).unbind(2)
-    out, launched = attention_vision.vision_launch(q, k, v, 0.1, (64, 64, 4, 2), True)
+    config = attention_vision.VisionConfig(tile=(64, 64, 4, 2), is_described=True)
+    out, launched = attention_vision.vision_launch(q, k, v, 0.1, config)
     assert any(isinstance(arg, TensorDescriptor) for arg in launched.args)
     launched.run()
     want = vision_reference(q.float(), k.float(), v.float(), 0.1)

@@ -175,9 +175,8 @@ def prefill(
 
 def vision(items: int, length: int, heads: int, dim: int) -> Shape:
     sets = [numbers(items, length, 3, heads, dim).unbind(2) for _ in range(2)]
-    used = attention_vision.tile_of(arch_of(DEVICE), dim, 2)
+    used = attention_vision.config_of(arch_of(DEVICE), dim, 2)
     tiles = {
-        used,
         (128, 64, 8, 3),
         (128, 128, 8, 2),
         (64, 64, 4, 3),
@@ -187,12 +186,11 @@ def vision(items: int, length: int, heads: int, dim: int) -> Shape:
     }
     library = (arch_of(DEVICE), dim) in attention_vision.LIBRARY
     found = []
-    described = attention_vision.described_on(arch_of(DEVICE), dim)
-    for tile, kind in itertools.product(tiles, (False, True)):
-        made = [attention_vision.vision_launch(*qkv, 0.1, tile, kind) for qkv in sets]
+    for tile, kind in itertools.product({used.tile, *tiles}, (False, True)):
+        config = replace(used, tile=tile, is_described=kind)
+        made = [attention_vision.vision_launch(*qkv, 0.1, config) for qkv in sets]
         label = f"{tile[0]}x{tile[1]}x{tile[2]}w{tile[3]}s{' described' * kind}"
-        is_used = tile == used and kind == described and not library
-        found.append(of_launches(label, [(o, [x]) for o, x in made], is_used))
+        found.append(of_launches(label, [(o, [x]) for o, x in made], config == used and not library))
     for backend in attention_vision.BACKENDS:
         calls = [
             lambda qkv=qkv, b=backend: attention_vision.library_attention(*qkv, 0.1, (b,)) for qkv in sets

@@ -1,28 +1,28 @@
 """vision_attention: dense attention inside each item, by a kernel of ours or by cuDNN, as a table says.
 
-A head dim that is no power of two is cut into two parts that are (72 = 64 + 8, padded to 64 + 16), so that little is
-multiplied by zeros. Letters: N items, S positions of each, H heads, D head dim.
+Letters: N items, S positions of each, H heads, D head dim.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 import triton
-import triton.language as tl
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kestrel.spi import Impl, No, OpQuery, Yes
-from kestrel_kernels_cuda.attention_configs import arch_of
-from kestrel_kernels_cuda.attention_parts import scale_factors, softmax_step
+from kestrel_kernels_cuda.attention_configs import arch_of, overlaps
+from kestrel_kernels_cuda.attention_parts import overlap, scale_factors
+from kestrel_kernels_cuda.attention_vision_kernels import vision_kernel
 from kestrel_kernels_cuda.attention_warm import META, cases_of, jobs_of
 from kestrel_kernels_cuda.compiling import CompileCase
 from kestrel_kernels_cuda.launch import Launch, dtype_of, power_of_two, refuse_dtype
 
-__all__ = ["IMPLS", "compile_cases", "vision_attention", "vision_launch"]
+__all__ = ["IMPLS", "VisionConfig", "compile_cases", "config_of", "vision_attention", "vision_launch"]
 
 WIDEST = 256
 
@@ -61,129 +61,27 @@ def parts_of(dim: int) -> tuple[int, int]:
     return (first, second) if whole > 16 and second and first + second < whole else (whole, 0)
 
 
-@triton.jit
-def part(base, rows, live, FIRST: tl.constexpr, WIDTH: tl.constexpr, D: tl.constexpr, IS_FULL: tl.constexpr):
-    """Numbers FIRST to FIRST + WIDTH of each head at offsets ``rows``; zeros beyond D and where not ``live``."""
-    at_d = FIRST + tl.arange(0, WIDTH)
-    at = base + rows[:, None] + at_d[None, :]
-    if FIRST + WIDTH > D:
-        inside = (at_d < D)[None, :]
-        return tl.load(at, mask=inside if IS_FULL else inside & live[:, None], other=0.0)
-    if IS_FULL:
-        return tl.load(at)
-    return tl.load(at, mask=live[:, None], other=0.0)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VisionConfig:
+    """How to launch: the tile, whether keys are read through descriptors (tensor memory access of sm_90), and whether
+    the kernel starts while the one before it finishes."""
+
+    tile: Tile
+    is_described: bool = False
+    overlaps: bool = False
 
 
-@triton.jit
-def vision_tiles(
-    q1, q2, acc1, acc2, top, total, k, v, stride_k, stride_v, low, high, length, post,
-    D: tl.constexpr, D1: tl.constexpr, D2: tl.constexpr, BLOCK_N: tl.constexpr, IS_FULL: tl.constexpr,
-):  # fmt: skip
-    """Keys ``low`` to ``high`` added to a tile of queries."""
-    at_n = tl.arange(0, BLOCK_N)
-    for at in range(low, high, BLOCK_N):
-        position = at + at_n
-        live = position < length
-        k_rows, v_rows = position.to(tl.int64) * stride_k, position.to(tl.int64) * stride_v
-        scores = tl.dot(q1, tl.trans(part(k, k_rows, live, 0, D1, D, IS_FULL)), input_precision="ieee")
-        if D2:
-            k2 = tl.trans(part(k, k_rows, live, D1, D2, D, IS_FULL))
-            scores = tl.dot(q2, k2, scores, input_precision="ieee")
-        if not IS_FULL:
-            scores = tl.where(live[None, :], scores, float("-inf"))
-        weights, shrink, top, total = softmax_step(scores, top, total, post, False)
-        weights = weights.to(q1.dtype)
-        v1 = part(v, v_rows, live, 0, D1, D, IS_FULL)
-        acc1 = tl.dot(weights, v1, acc1 * shrink[:, None], input_precision="ieee")
-        if D2:
-            v2 = part(v, v_rows, live, D1, D2, D, IS_FULL)
-            acc2 = tl.dot(weights, v2, acc2 * shrink[:, None], input_precision="ieee")
-    return acc1, acc2, top, total
-
-
-@triton.jit
-def described_tiles(
-    q1, q2, acc1, acc2, top, total, k1, k2, v1, v2, row, column, high, post, D2: tl.constexpr, BLOCK_N: tl.constexpr
-):  # fmt: skip
-    """Keys 0 to ``high`` added to a tile of queries, read through descriptors from ``row`` and ``column`` on. The
-    second part ends in numbers of the next head: they meet zeros of the queries, and outputs that are not written."""
-    for at in range(0, high, BLOCK_N):
-        scores = tl.dot(q1, tl.trans(k1.load([row + at, column])), input_precision="ieee")
-        if D2:
-            scores = tl.dot(q2, tl.trans(k2.load([row + at, column + 64])), scores, input_precision="ieee")
-        weights, shrink, top, total = softmax_step(scores, top, total, post, False)
-        weights = weights.to(q1.dtype)
-        acc1 = tl.dot(weights, v1.load([row + at, column]), acc1 * shrink[:, None], input_precision="ieee")
-        if D2:
-            tail = v2.load([row + at, column + 64])
-            acc2 = tl.dot(weights, tail, acc2 * shrink[:, None], input_precision="ieee")
-    return acc1, acc2, top, total
-
-
-@triton.jit(do_not_specialize=["length"])
-def vision_kernel(
-    q, k, v, out, k1, k2, v1, v2, post, length,
-    stride_qn, stride_qs, stride_kn, stride_ks, stride_vn, stride_vs,
-    Q_HEAD: tl.constexpr, K_HEAD: tl.constexpr, V_HEAD: tl.constexpr, HEADS: tl.constexpr,
-    D: tl.constexpr, D1: tl.constexpr, D2: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
-    """One tile of queries of one head of one item. Strides between heads are constants, as Triton has to see that 72
-    numbers are a multiple of 16 bytes."""
-    head, item = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
-    query = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
-    live = query < length
-    wide = query.to(tl.int64)
-    q += item * stride_qn + head * Q_HEAD
-    k += item * stride_kn + head * K_HEAD
-    v += item * stride_vn + head * V_HEAD
-    q1 = part(q, wide * stride_qs, live, 0, D1, D, False)
-    q2 = q1
-    acc1 = tl.zeros([BLOCK_M, D1], tl.float32)
-    acc2 = acc1
-    if D2:
-        q2 = part(q, wide * stride_qs, live, D1, D2, D, False)
-        acc2 = tl.zeros([BLOCK_M, D2], tl.float32)
-    top = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    total = tl.zeros([BLOCK_M], tl.float32)
-    clear = length // BLOCK_N * BLOCK_N
-    if k1 is not None:
-        row, column = tl.program_id(2) * length, tl.program_id(1) * D
-        acc1, acc2, top, total = described_tiles(
-            q1, q2, acc1, acc2, top, total, k1, k2, v1, v2, row, column, clear, post, D2, BLOCK_N
-        )
-    else:
-        acc1, acc2, top, total = vision_tiles(
-            q1, q2, acc1, acc2, top, total, k, v, stride_ks, stride_vs, 0, clear, length, post,
-            D, D1, D2, BLOCK_N, True,
-        )  # fmt: skip
-    acc1, acc2, top, total = vision_tiles(
-        q1, q2, acc1, acc2, top, total, k, v, stride_ks, stride_vs, clear, length, length, post,
-        D, D1, D2, BLOCK_N, False,
-    )  # fmt: skip
-    scale = 1.0 / total
-    rows = out + ((item * length + wide) * HEADS + head)[:, None] * D
-    at_d = tl.arange(0, D1)
-    kind = out.dtype.element_ty
-    tl.store(rows + at_d[None, :], (acc1 * scale[:, None]).to(kind), mask=live[:, None] & (at_d < D)[None, :])
-    if D2:
-        at_d = D1 + tl.arange(0, D2)
-        mask = live[:, None] & (at_d < D)[None, :]
-        tl.store(rows + at_d[None, :], (acc2 * scale[:, None]).to(kind), mask=mask)
-
-
-def tile_of(arch: int, dim: int, itemsize: int) -> Tile:
-    """The tile for head dim ``dim``."""
+def config_of(arch: int, dim: int, itemsize: int) -> VisionConfig:
+    """The configuration for head dim ``dim``."""
     first, second = parts_of(dim)
-    first = max(64, first)
     if itemsize == 4:
-        return _WIDE_TILES[max(first, power_of_two(dim))]
-    tiles = _TILES["sm_90" if 90 <= arch < 120 else "sm_80" if arch == 80 else "small"]
-    return tiles.get((first, second), tiles[max(64, power_of_two(dim)), 0])
-
-
-def described_on(arch: int, dim: int) -> bool:
-    """Whether keys are read through descriptors (tensor memory access of sm_90)."""
-    return 90 <= arch < 120 and dim in DESCRIBED
+        return VisionConfig(tile=_WIDE_TILES[max(64, power_of_two(dim))], overlaps=overlaps(arch))
+    family = "sm_90" if 90 <= arch < 120 else "sm_80" if arch == 80 else "small"
+    whole = max(64, power_of_two(dim)), 0
+    tile = _TILES[family].get((max(64, first), second), _TILES[family][whole])
+    return VisionConfig(
+        tile=tile, is_described=family == "sm_90" and dim in DESCRIBED, overlaps=overlaps(arch)
+    )
 
 
 def _is_flat(x_NSHD: torch.Tensor) -> bool:
@@ -191,7 +89,8 @@ def _is_flat(x_NSHD: torch.Tensor) -> bool:
     items, length, _, dim = x_NSHD.shape
     stride_n, stride_s, stride_h, _ = x_NSHD.stride()
     is_dense = stride_h == dim and (items == 1 or stride_n == length * stride_s)
-    return is_dense and x_NSHD.element_size() == 2 and not (stride_s % 8 or x_NSHD.data_ptr() % 16)
+    is_aligned = not (stride_s % 8 or x_NSHD.data_ptr() % 16)
+    return is_dense and is_aligned and x_NSHD.element_size() == 2 and x_NSHD.numel() > 0
 
 
 def _described(x_NSHD: torch.Tensor, rows: int, width: int) -> TensorDescriptor:
@@ -205,18 +104,17 @@ def vision_launch(
     k_NSHD: torch.Tensor,
     v_NSHD: torch.Tensor,
     scale: float,
-    tile: Tile,
-    is_described: bool = False,
+    config: VisionConfig,
 ) -> tuple[torch.Tensor, Launch]:
     """Outputs [N, S, H, D], and what computes them."""
     items, length, heads, dim = q_NSHD.shape
-    block_m, block_n, warps, stages = tile
+    block_m, block_n, warps, stages = config.tile
     first, second = parts_of(dim)
     out = torch.empty((items, length, heads, dim), dtype=q_NSHD.dtype, device=q_NSHD.device)
     strides = [x.stride() for x in (q_NSHD, k_NSHD, v_NSHD)]
     assert all(s[3] == 1 for s in strides), f"q, k and v need dense heads, not strides {strides}"
     described: list[TensorDescriptor | None] = [None] * 4
-    if is_described and first == 64 and all(_is_flat(x) for x in (k_NSHD, v_NSHD)):
+    if config.is_described and first == 64 and all(_is_flat(x) for x in (k_NSHD, v_NSHD)):
         widths = (first, second) if second else (first,)
         for i, x in enumerate((k_NSHD, v_NSHD)):
             described[2 * i : 2 * i + len(widths)] = [_described(x, block_n, width) for width in widths]
@@ -226,7 +124,7 @@ def vision_launch(
     meta = {
         "Q_HEAD": strides[0][2], "K_HEAD": strides[1][2], "V_HEAD": strides[2][2],
         "HEADS": heads, "D": dim, "D1": first, "D2": second, "BLOCK_M": block_m, "BLOCK_N": block_n,
-        "num_warps": warps, "num_stages": stages,
+        **overlap(config.overlaps, vision_kernel), "num_warps": warps, "num_stages": stages,
     }  # fmt: skip
     return out, Launch(vision_kernel, (triton.cdiv(length, block_m), heads, items), args, meta)
 
@@ -238,9 +136,7 @@ def vision_attention(
     arch, dim, size = arch_of(q_NSHD.device), q_NSHD.shape[3], q_NSHD.element_size()
     if (arch, dim) in LIBRARY and size == 2 and q_NSHD.is_cuda and q_NSHD.numel():
         return library_attention(q_NSHD, k_NSHD, v_NSHD, scale)
-    out, launch = vision_launch(
-        q_NSHD, k_NSHD, v_NSHD, scale, tile_of(arch, dim, size), described_on(arch, dim)
-    )
+    out, launch = vision_launch(q_NSHD, k_NSHD, v_NSHD, scale, config_of(arch, dim, size))
     launch.run()
     return out
 
@@ -267,7 +163,7 @@ def _supports(query: OpQuery) -> Yes | No:
 def _planned(query: OpQuery, arch: int) -> Launch:
     heads, dim, dtype = query.get("heads"), query.get("head_dim"), dtype_of(query)
     q, k, v = torch.empty((1, 64, 3, heads, dim), dtype=dtype, device=META).unbind(2)
-    return vision_launch(q, k, v, 1.0, tile_of(arch, dim, q.element_size()), described_on(arch, dim))[1]
+    return vision_launch(q, k, v, 1.0, config_of(arch, dim, q.element_size()))[1]
 
 
 def _warm(query: OpQuery, row_counts: Sequence[int]) -> Iterable[Callable[[], object]]:
