@@ -93,22 +93,15 @@ def _warm(fused: bool, query: OpQuery, row_counts: Sequence[int]) -> Iterable[Ca
     kind = query.get("kind")
     norm = Norm(kind=kind, gain=empty(k), shift=empty(k), eps=1e-6) if fused else None
     residual = empty(rows, n) if epilogue in ("residual", "accumulate") else None
-    # A query does not say whether there is a bias: compile both, for a second kernel costs a second of one thread.
-    return tuple(
-        launch(
-            config,
-            Operands(
-                x=empty(rows, k),
-                weight=empty(n, k),
-                bias=bias,
-                residual=residual,
-                epilogue=epilogue,
-                norm=norm,
-            ),
-            overlaps=overlaps_on(META),
-        )[0].compile
-        for bias in (None, empty(n))
+    operands = Operands(
+        x=empty(rows, k),
+        weight=empty(n, k),
+        bias=empty(n) if query.get("bias") else None,
+        residual=residual,
+        epilogue=epilogue,
+        norm=norm,
     )
+    return (launch(config, operands, overlaps=overlaps_on(META))[0].compile,)
 
 
 IMPLS: Mapping[str, Impl] = {

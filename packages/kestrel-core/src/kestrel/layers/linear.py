@@ -45,7 +45,7 @@ class Linear(Stored):
         self.bias = (
             nn.Parameter(torch.empty(out_features, dtype=dtype), requires_grad=False) if bias else None
         )
-        facts = {"k": in_features, "n": out_features, "epilogue": epilogue}
+        facts: dict[str, Any] = {"k": in_features, "n": out_features, "epilogue": epilogue, "bias": bias}
         facts["dtype"] = dtype_name(dtype or torch.get_default_dtype())
         self._ops = ops
         self._queries = {rows: OpQuery.of("linear", rows=rows, **facts) for rows in (*ROW_BUCKETS, 0)}

@@ -98,7 +98,13 @@ def _cases() -> Sequence[Case]:
             op="linear",
             name=f"{name}, {epilogue or 'no epilogue'}",
             make=partial(_make, shape, epilogue),
-            facts={"k": shape[1], "n": shape[2], "epilogue": epilogue, "rows": row_bucket(shape[0])},
+            facts={
+                "k": shape[1],
+                "n": shape[2],
+                "epilogue": epilogue,
+                "bias": epilogue not in ("residual", "accumulate"),
+                "rows": row_bucket(shape[0]),
+            },
         )
         for name, shape in _SHAPES.items()
         for epilogue in EPILOGUES
@@ -120,6 +126,7 @@ LINEAR = Op(
         "k": "K",
         "n": "N",
         "epilogue": "as the argument",
+        "bias": "whether there is one",
         "rows": "row_bucket(T)",
         "dtype": "of x and the weight",
     },

@@ -96,6 +96,7 @@ def _cases() -> Sequence[Case]:
                 "n": shape[2],
                 "kind": kind,
                 "epilogue": epilogue,
+                "bias": kind == "layer",
                 "rows": row_bucket(shape[0]),
             },
         )
@@ -120,6 +121,7 @@ NORM_LINEAR = Op(
         "n": "N",
         "kind": '"rms", "rms_plus_one" or "layer"',
         "epilogue": "as the argument",
+        "bias": "whether there is one",
         "rows": "row_bucket(T)",
         "dtype": "of x and all weights",
     },
