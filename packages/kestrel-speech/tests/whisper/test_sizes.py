@@ -19,16 +19,24 @@ from kestrel_speech.whisper.weights import TIED, BiasedKeys
 SIZES = {
     "tiny.en": (384, 4, 4, 6, 80, 51864, 37.8),
     "tiny": (384, 4, 4, 6, 80, 51865, 37.8),
+    "base.en": (512, 6, 6, 8, 80, 51864, 72.6),
     "base": (512, 6, 6, 8, 80, 51865, 72.6),
+    "small.en": (768, 12, 12, 12, 80, 51864, 241.7),
     "small": (768, 12, 12, 12, 80, 51865, 241.7),
     "medium.en": (1024, 24, 24, 16, 80, 51864, 763.9),
+    "medium": (1024, 24, 24, 16, 80, 51865, 763.9),
+    "large": (1280, 32, 32, 20, 80, 51865, 1543.3),
     "large-v2": (1280, 32, 32, 20, 80, 51865, 1543.3),
     "large-v3": (1280, 32, 32, 20, 128, 51866, 1543.5),
     "large-v3-turbo": (1280, 32, 4, 20, 128, 51866, 808.9),
+    "distil-small.en": (768, 12, 4, 12, 80, 51864, 166.1),
+    "distil-medium.en": (1024, 24, 2, 16, 80, 51864, 394.4),
+    "distil-large-v2": (1280, 32, 2, 20, 80, 51865, 756.2),
     "distil-large-v3": (1280, 32, 2, 20, 128, 51866, 756.4),
 }
-HEADS = {"tiny.en": 8, "tiny": 6, "base": 8, "small": 10, "medium.en": 18, "large-v2": 23, "large-v3": 10,
-         "large-v3-turbo": 6, "distil-large-v3": 20}  # fmt: skip
+HEADS = {"tiny.en": 8, "tiny": 6, "base.en": 5, "base": 8, "small.en": 19, "small": 10, "medium.en": 18, "medium": 6,
+         "large": 9, "large-v2": 23, "large-v3": 10, "large-v3-turbo": 6, "distil-small.en": 24,
+         "distil-medium.en": 16, "distil-large-v2": 20, "distil-large-v3": 20}  # fmt: skip
 ORIGINAL = [
     ("encoder.layer_norm", "encoder.ln_post"), ("decoder.layer_norm", "decoder.ln"),
     ("embed_positions.weight", "positional_embedding"), ("embed_tokens", "token_embedding"), (".layers.", ".blocks."),

@@ -29,6 +29,21 @@ def test_greedy_ids_are_those_of_transformers(transcribe, oracle, task, times):
         assert got == wanted
 
 
+@pytest.mark.parametrize("seed", [3, 4])
+def test_128_mels_are_heard_as_transformers_hears_them(transcribe, tmp_path, seed):
+    pytest.importorskip("transformers")
+    from whisper_oracle import Oracle
+
+    from kestrel_speech.whisper.tiny import write_tiny
+
+    write_tiny(tmp_path, seed, num_mel_bins=128)
+    oracle = Oracle(tmp_path)
+    for clip in CLIPS:
+        wanted = oracle.window(clip, max_tokens=40, times=True, language="de", task="transcribe")
+        ours = transcribe(clip, language="de", directory=tmp_path).tokens
+        assert list(ours[: len(wanted)]) == wanted, "the first window"
+
+
 def test_a_prompt_goes_before_the_transcript(transcribe, oracle):
     import torch
 
