@@ -9,6 +9,7 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed here")
 
+import triton
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kestrel.ops.cross_attention import cross_attention as cross_reference
@@ -232,3 +233,42 @@ def test_warm_up_names_each_kernel_once(mode: str) -> None:
     )  # fmt: skip
     jobs = list(attention_paged.IMPLS["paged_attention"].warm(query, (16, 64, 4096)))
     assert len(jobs) == (4 if mode == "decode" else 2)  # joined by a kernel, in place, whole; long, packed
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the kernels that Triton compiles from now on."""
+    names: list[str] = []
+    monkeypatch.setattr(
+        triton.knobs.runtime, "jit_post_compile_hook", lambda **about: names.append(about["fn"].name)
+    )
+    return names
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("mode", ["decode", "prefill"])
+def test_a_launch_runs_what_warm_up_compiled(place: torch.device, compiled: list[str], mode: str) -> None:
+    shape = ViewShape(
+        rows=rows((1, 700), (1, 3)) if mode == "decode" else rows((70, 61), (300, 0)),
+        heads=16, kv_heads=4, head_dim=256, page_size=16, layers=3, gated=True,
+    )  # fmt: skip
+    query = OpQuery.of("paged_attention", dtype="bfloat16", **shape.attention_facts())
+    for job in attention_paged.IMPLS["paged_attention"].warm(query, (512, 2048)):
+        job()
+    compiled.clear()
+    view = make_view(shape, seed(), place, torch.bfloat16)
+    q, gate = normal(seed(), (shape.tokens, 16, 2, 256), place, torch.bfloat16).unbind(2)
+    lens = torch.cat([view.computed_B.new_zeros(1), view.computed_B])[1:]  # at no round address
+    attention_paged.paged_attention(q.contiguous(), replace(view, computed_B=lens), 1, 0.06, None, gate)
+    assert not compiled
+
+
+@pytest.mark.gpu
+def test_vision_attention_runs_what_warm_up_compiled(place: torch.device, compiled: list[str]) -> None:
+    query = OpQuery.of("vision_attention", dtype="bfloat16", heads=16, head_dim=72)
+    for job in attention_vision.IMPLS["vision_attention"].warm(query, ()):
+        job()
+    compiled.clear()
+    q, k, v = normal(seed(), (3, 729, 3, 16, 72), place, torch.bfloat16).unbind(2)
+    attention_vision.vision_attention(q, k, v, 0.1)
+    assert not compiled
