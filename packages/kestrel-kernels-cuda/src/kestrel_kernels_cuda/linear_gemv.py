@@ -18,8 +18,9 @@ def gemv_kernel(
 ):  # fmt: skip
     """``out`` [n] = epilogue(``w`` [n or 2n, K] · norm(``x`` [K])): BN outputs a program, BK inputs at a time.
 
-    An RMS norm costs no pass of its own: the sum of squares is taken on the way and scales the sums at the end.
-    ``BLOCK``: rows and columns of an 8-bit weight that share a scale (BN divides it), 0 for one without scales.
+    A norm costs no pass of its own. Of an RMS norm the sum of squares is taken on the way and scales the sums at the
+    end. With a layer norm W · ((x − μ) g / σ + s) is (W · (x g) − μ W · g) / σ + W · s: two more sums over the same
+    weights. ``BLOCK``: rows and columns of an 8-bit weight that share a scale (BN divides it), 0 for one without.
     """
     GATED: tl.constexpr = EPILOGUE == "silu_mul" or EPILOGUE == "gelu_tanh_mul"
     outputs = tl.program_id(0) * BN + tl.arange(0, BN)
@@ -36,40 +37,53 @@ def gemv_kernel(
         if GATED:
             ups = ups + (_tile(up_ptrs, columns, start, K, BK),)  # noqa: RUF005
     wait_for_previous(PDL)
-    mean = 0.0
-    rstd = 1.0
-    if NORM == "layer":
-        mean, rstd = _moments(x_ptr, eps, K, BK)
     acc = tl.zeros([BN, BK], tl.float32)
     acc_up = tl.zeros([BN, BK], tl.float32)
+    of_gain = tl.zeros([BN, BK], tl.float32)
+    of_gain_up = tl.zeros([BN, BK], tl.float32)
+    of_shift = tl.zeros([BN, BK], tl.float32)
+    of_shift_up = tl.zeros([BN, BK], tl.float32)
+    total = tl.zeros([BK], tl.float32)
     squares = tl.zeros([BK], tl.float32)
     for step in tl.static_range(0, (K + BK - 1) // BK):
         at = step * BK + columns
         inside = at < K
         x = tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32)
-        if NORM == "layer":
-            x = (x - mean) * rstd
-        elif NORM != "none":
-            squares += x * x
+        w = tiles[step].to(tl.float32)
         if NORM != "none":
+            squares += x * x
             gain = tl.load(gain_ptr + at, mask=inside, other=0.0).to(tl.float32)
-            x *= gain + 1.0 if NORM == "rms_plus_one" else gain
+            x_normed = x * (gain + 1.0 if NORM == "rms_plus_one" else gain)
+        else:
+            x_normed = x
         if NORM == "layer":
-            x += tl.load(shift_ptr + at, mask=inside, other=0.0).to(tl.float32)
-        x_up = x
+            total += x
+            shift = tl.load(shift_ptr + at, mask=inside, other=0.0).to(tl.float32)
+            of_gain += w * gain[None, :]
+            of_shift += w * shift[None, :]
+            if GATED:
+                of_gain_up += ups[step].to(tl.float32) * gain[None, :]
+                of_shift_up += ups[step].to(tl.float32) * shift[None, :]
+        x_up = x_normed
         if BLOCK > 0:
-            x *= _scales(scale_ptr, tl.program_id(0) * BN, at, inside, K, BLOCK)
             if GATED:
                 x_up *= _scales(scale_ptr, n + tl.program_id(0) * BN, at, inside, K, BLOCK)
-        acc += tiles[step].to(tl.float32) * x[None, :]
+            x_normed *= _scales(scale_ptr, tl.program_id(0) * BN, at, inside, K, BLOCK)
+        acc += w * x_normed[None, :]
         if GATED:
             acc_up += ups[step].to(tl.float32) * x_up[None, :]
     y = tl.sum(acc, 1)
     y_up = tl.sum(acc_up, 1) if GATED else y
-    if NORM == "rms" or NORM == "rms_plus_one":
-        scale = tl.rsqrt(tl.sum(squares, 0) / K + eps)
-        y *= scale
-        y_up *= scale
+    if NORM == "layer":
+        mean = tl.sum(total, 0) / K
+        rstd = tl.rsqrt(tl.maximum(tl.sum(squares, 0) / K - mean * mean, 0.0) + eps)
+        y = rstd * (y - mean * tl.sum(of_gain, 1)) + tl.sum(of_shift, 1)
+        if GATED:
+            y_up = rstd * (y_up - mean * tl.sum(of_gain_up, 1)) + tl.sum(of_shift_up, 1)
+    elif NORM != "none":
+        rstd = tl.rsqrt(tl.sum(squares, 0) / K + eps)
+        y *= rstd
+        y_up *= rstd
     live = outputs < n
     y = finish(y, y_up, bias_ptr, residual_ptr, rows, rows, live, n, EPILOGUE, BIAS)
     tl.store(out_ptr + outputs, y.to(out_ptr.dtype.element_ty), mask=live)
@@ -92,19 +106,3 @@ def _scales(scale_ptr, row, columns, inside, K: tl.constexpr, BLOCK: tl.constexp
     return tl.load(scale_ptr + row // BLOCK * BLOCKS + columns // BLOCK, mask=inside, other=0.0).to(
         tl.float32
     )
-
-
-@triton.jit
-def _moments(x_ptr, eps, K: tl.constexpr, BK: tl.constexpr):
-    """Mean and 1 / sqrt(variance + eps) of ``x`` [K], in two passes: the row is small and stays in the cache."""
-    columns = tl.arange(0, BK)
-    total = tl.zeros([BK], tl.float32)
-    for start in tl.static_range(0, K, BK):
-        total += tl.load(x_ptr + start + columns, mask=start + columns < K, other=0.0).to(tl.float32)
-    mean = tl.sum(total, 0) / K
-    squares = tl.zeros([BK], tl.float32)
-    for start in tl.static_range(0, K, BK):
-        inside = start + columns < K
-        x = tl.load(x_ptr + start + columns, mask=inside, other=0.0).to(tl.float32) - mean
-        squares += tl.where(inside, x * x, 0.0)
-    return mean, tl.rsqrt(tl.sum(squares, 0) / K + eps)
