@@ -104,8 +104,15 @@ def test_tokens_behind_the_last_sequence_come_out_finite(place: torch.device) ->
         assert fn(*make(shape, 1, place, torch.float32).args).isfinite().all()
 
 
-def test_dead_rows_of_a_step_give_zeros_and_touch_no_live_slot(place: torch.device) -> None:
-    inputs = make_step(RecurrentShape(lens=(1,) * 5), 2, place, torch.float32)
+def _step(shape: RecurrentShape, seed: int, place: torch.device, dtype: torch.dtype, launches: int) -> Inputs:
+    """Inputs of a step that few programs take: one launch, or two where results must not depend on other rows."""
+    inputs = make_step(shape, seed, place, dtype)
+    return _swap(inputs, limits=replace(_view(inputs).limits, is_deterministic=launches == 2))
+
+
+@pytest.mark.parametrize("launches", [1, 2])
+def test_dead_rows_of_a_step_give_zeros_and_touch_no_live_slot(launches: int, place: torch.device) -> None:
+    inputs = _step(RecurrentShape(lens=(1,) * 5), 2, place, torch.float32, launches)
     slots = _view(inputs).slots_B.clone()
     slots[torch.tensor([1, 3, 4])] = 0
     inputs = _swap(inputs, slots_B=slots)
@@ -119,18 +126,30 @@ def test_dead_rows_of_a_step_give_zeros_and_touch_no_live_slot(place: torch.devi
         assert torch.equal(now[:, kept].nan_to_num(), then[:, kept].nan_to_num())
 
 
+@pytest.mark.parametrize("launches", [1, 2])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_steps_after_steps_agree_with_the_reference(dtype: torch.dtype, place: torch.device) -> None:
+def test_steps_after_steps_agree_with_the_reference(
+    launches: int, dtype: torch.dtype, place: torch.device
+) -> None:
     shape = RecurrentShape(lens=(1,) * 3, key_heads=2, heads=6, stores=((1, 1), (2, 1)))
-    mine, theirs = (make_step(shape, 4, place, dtype) for _ in range(2))
+    mine, theirs = (_step(shape, 4, place, dtype, launches) for _ in range(2))
     for _ in range(3):
         got, want = _run(gated_delta_step, mine), _run(OPS["gated_delta_step"].reference, theirs)
         _agree("gated_delta_step", got, want, dtype)
 
 
-def test_a_step_takes_parts_of_one_projection(place: torch.device) -> None:
-    plain = make_step(RecurrentShape(lens=(1, 1)), 5, place, torch.float32)
-    packed = make_step(RecurrentShape(lens=(1, 1)), 5, place, torch.float32)
+@pytest.mark.parametrize("launches", [1, 2])
+def test_a_step_agrees_with_the_reference_for_the_published_head(launches: int, place: torch.device) -> None:
+    shape = RecurrentShape(lens=(1, 1), key_heads=1, heads=2, key_dim=128, value_dim=128, stores=((1, 1),))
+    seed = random.randrange(2**30)
+    mine, theirs = (_step(shape, seed, place, torch.float32, launches) for _ in range(2))
+    got, want = _run(gated_delta_step, mine), _run(OPS["gated_delta_step"].reference, theirs)
+    _agree("gated_delta_step", got, want, torch.float32)
+
+
+@pytest.mark.parametrize("launches", [1, 2])
+def test_a_step_takes_parts_of_one_projection(launches: int, place: torch.device) -> None:
+    plain, packed = (_step(RecurrentShape(lens=(1, 1)), 5, place, torch.float32, launches) for _ in range(2))
     sizes = [x[0].numel() for x in packed.args[:4]]
     joined = torch.cat([x.flatten(1) for x in packed.args[:4]], dim=1)
     parts = [

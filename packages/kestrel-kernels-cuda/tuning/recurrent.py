@@ -20,7 +20,7 @@ from kestrel.ops.gated_delta_step import MixerWeights
 from kestrel.spi.batch import Limits, RecurrentView
 from kestrel_kernels_cuda.causal_conv import conv_launch
 from kestrel_kernels_cuda.gated_delta import delta_launches
-from kestrel_kernels_cuda.gated_delta_step import step_launch
+from kestrel_kernels_cuda.gated_delta_step import step_launches
 from kestrel_kernels_cuda.launch import Launch
 
 KEY_HEADS, HEADS, D, TAPS, LAYERS = 16, 32, 128, 4, 24
@@ -33,18 +33,13 @@ CHUNK_FLOPS = (
     2 * 64 * (2 * 64 * D + 2 * 64 * D + 64 * D + 3 * D * D)
 )  # of a chunk and value head, the inverse apart
 
-STEP: tuple[Mapping[str, int], ...] = (
-    {"BLOCK_E": 128, "num_warps": 16},
-    {"BLOCK_E": 128, "num_warps": 8},
-    {"BLOCK_E": 64, "num_warps": 8},
-    {"BLOCK_E": 64, "num_warps": 8, "maxnreg": 128},
-    {"BLOCK_E": 32, "num_warps": 8},
-    {"BLOCK_E": 32, "num_warps": 8, "maxnreg": 96},
-    {"BLOCK_E": 32, "num_warps": 4},
-    {"BLOCK_E": 32, "num_warps": 4, "maxnreg": 128},
-    {"BLOCK_E": 16, "num_warps": 4},
-    {"BLOCK_E": 16, "num_warps": 2},
-)
+STEP: tuple[Mapping[str, int], ...] = tuple(
+    {"LAUNCHES": launches, "BLOCK_E": block, "num_warps": warps}
+    for launches, block, warps in (
+        (1, 128, 16), (1, 128, 8), (1, 64, 8), (1, 32, 4),
+        (2, 128, 16), (2, 128, 8), (2, 64, 8), (2, 64, 4), (2, 32, 8), (2, 32, 4), (2, 16, 4), (2, 32, 2), (2, 16, 2),
+    )
+)  # fmt: skip
 CONV: tuple[Mapping[str, int], ...] = tuple(
     {"TOKENS": tokens, "BLOCK": block, "num_warps": warps}
     for tokens, block, warps in (
@@ -65,12 +60,12 @@ SCAN: tuple[Mapping[str, int], ...] = tuple(
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """One kernel on one launch: ``build(config, i)`` makes the i-th launch; one moves ``moved`` bytes."""
+    """One op or kernel: ``build(config, i)`` makes the launches of its i-th call; a call moves ``moved`` bytes."""
 
     kernel: str
     what: str
     configs: tuple[Mapping[str, int], ...]
-    build: Callable[[Mapping[str, int] | None, int], Launch]
+    build: Callable[[Mapping[str, int] | None, int], tuple[Launch, ...]]
     moved: float
     flops: float = 0.0
 
@@ -111,8 +106,8 @@ def steps(batch: int) -> Work:
         norm_E=torch.rand(D, device="cuda"),
     )
 
-    def build(config: Mapping[str, int] | None, i: int) -> Launch:
-        return step_launch(qkv, z_THE, a, b, weights, KEY_HEADS, view, i % layers, config)[0]
+    def build(config: Mapping[str, int] | None, i: int) -> tuple[Launch, ...]:
+        return step_launches(qkv, z_THE, a, b, weights, KEY_HEADS, view, i % layers, config)[0]
 
     conv = CHANNELS * (2 * (TAPS - 1) + 1) * 2
     moved = batch * (2 * STATE + conv + 2 * HEADS * D * 2) + CHANNELS * TAPS * 2
@@ -126,16 +121,16 @@ def prefills(lens: tuple[int, ...]) -> Iterator[Work]:
     x, weight = normal(tokens, CHANNELS), normal(CHANNELS, TAPS)
     yield Work(
         kernel="conv", what=what, configs=CONV, moved=2 * x.numel() * 2,
-        build=lambda config, i: conv_launch(x, weight, None, view, i % 2, config=config)[0],
+        build=lambda config, i: conv_launch(x, weight, None, view, i % 2, config=config)[:1],
     )  # fmt: skip
     keys = KEY_HEADS * D
     q, k, v = x.split([keys, keys, HEADS * D], dim=1)
     q, k, v = q.unflatten(1, (KEY_HEADS, D)), k.unflatten(1, (KEY_HEADS, D)), v.unflatten(1, (HEADS, D))
     gate, beta = -torch.rand(tokens, HEADS, device="cuda"), torch.rand(tokens, HEADS, device="cuda")
 
-    def build(which: int, config: Mapping[str, int] | None, i: int) -> Launch:
+    def build(which: int, config: Mapping[str, int] | None, i: int) -> tuple[Launch, ...]:
         configs = {"solve_config" if which == 0 else "scan_config": config}
-        return delta_launches(q, k, v, gate, beta, view, i % 2, **configs)[which]
+        return delta_launches(q, k, v, gate, beta, view, i % 2, **configs)[which : which + 1]
 
     chunks = sum(-(-n // 64) for n in lens) * HEADS
     inputs, between = x.numel() * 2, tokens * HEADS * (2 * D + 64) * 2
@@ -173,7 +168,8 @@ def compiled(work: Work) -> list[Mapping[str, int] | None]:
 
     def attempt(config: Mapping[str, int] | None) -> bool:
         try:
-            work.build(config, 1).compile()
+            for launch in work.build(config, 1):
+                launch.compile()
         except Exception as error:
             print(f"{work.kernel} {config} does not compile: {str(error)[:120]}")
             return False
@@ -190,8 +186,8 @@ def report(work: Work, ceiling: float) -> None:
     for config in compiled(work):
         label = "committed" if config is None else " ".join(f"{k}={v}" for k, v in config.items())
         try:
-            launches = [work.build(config, i) for i in range(CALLS)]
-            took.append((timed(lambda i, launches=launches: launches[i].run()), label))
+            calls = [work.build(config, i) for i in range(CALLS)]
+            took.append((timed(lambda i, calls=calls: [launch.run() for launch in calls[i]]), label))
         except Exception as error:
             print(f"{work.kernel} {work.what} {label}: {str(error)[:120]}")
     for taken, label in sorted(took):

@@ -47,7 +47,8 @@ def delta_launches(
     def empty(*shape: int, dtype: torch.dtype = v.dtype) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device=v.device)
 
-    w, u, p = (empty(tokens, heads, width) for width in (key_dim, value_dim, CHUNK))
+    w, p = empty(tokens, heads, key_dim), empty(tokens, heads, CHUNK)
+    u = empty(tokens, heads, value_dim, dtype=torch.float32)
     factors, out_THE = empty(3, heads, tokens, dtype=torch.float32), empty(tokens, heads, value_dim)
     shared = {
         "KEY_HEADS": key_heads, "HEADS": heads, "D": key_dim, "E": value_dim, "CHUNK": CHUNK,

@@ -5,8 +5,8 @@ for j < i, T = (I + A)⁻¹ gives U = T β v and W = T β k e^γ. ``scan_kernel`
 state S: V = U − W S, outputs (q e^γ) S + P V with P_ij = (q_i·k_j) e^(γ_i − γ_j), S ← e^γ_C S + (k e^(γ_C − γ))ᵀ V.
 
 Products take operands of the inputs' dtype and sum in float32. q, k and v enter them as they are: norms, gates and β
-scale the other operand, or the sum, in float32. Rounded to the inputs' dtype are T (in two parts), U, W, P, V, and S
-where it is an operand; S itself stays float32.
+scale the other operand, or the sum, in float32. Rounded to the inputs' dtype are W, P, and V and S where outputs and
+W S take them; T, and V where it enters S, are operands in two parts. U and S stay float32.
 
 Source: Yang et al. 2024, arXiv 2412.06464, section 3 (chunkwise form).
 Letters: T tokens, K key heads, H value heads, D key dim, E value dim, M stores.
@@ -17,7 +17,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kestrel_kernels_cuda.gated_delta_step import stores_of
+from kestrel_kernels_cuda.gated_delta_rows import stores_of
 
 __all__ = ["scan_kernel", "solve_kernel"]
 
@@ -68,6 +68,16 @@ def product(left, right, PRECISION: tl.constexpr):
     return tl.dot(high, right, tl.dot(low, right))
 
 
+@triton.jit
+def add_product(total, left, right, PRECISION: tl.constexpr):
+    """``total`` + ``left`` times ``right`` (float32), which a narrow ``left`` meets in two parts of its dtype."""
+    if left.dtype == tl.float32:
+        return tl.dot(left, right, total, input_precision=PRECISION)
+    high = right.to(left.dtype)
+    low = (right - high.to(tl.float32)).to(left.dtype)
+    return tl.dot(left, low, tl.dot(left, high, total))
+
+
 @triton.jit(do_not_specialize=["rows", "tokens"])
 def solve_kernel(
     q, k, v, gate, beta, cu_seqlens, chunk_row, chunk_first, w, u, p, factors, out,
@@ -75,8 +85,8 @@ def solve_kernel(
     KEY_HEADS: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr, CHUNK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """``w`` [T, H, D], ``u`` [T, H, E], ``p`` [T, H, CHUNK] and ``factors`` float32 [3, H, T]: γ, and what normalises q
-    and k. Tokens behind the last sequence get zeros in ``out`` [T, H, E]."""
+    """``w`` [T, H, D], ``u`` float32 [T, H, E], ``p`` [T, H, CHUNK], and ``factors`` float32 [3, H, T]: γ, and what
+    normalises q and k. Tokens behind the last sequence get zeros in ``out`` [T, H, E]."""
     head, number = tl.program_id(0), tl.program_id(1)
     key_head = head // (HEADS // KEY_HEADS)
     row = tl.load(chunk_row + number)
@@ -184,15 +194,9 @@ def scan_kernel(
                     if (tl.load(stores + m * 3) == row) & (count > 0) & (count <= CHUNK):
                         gamma_m = tl.load(line + count - 1)
                         weight = tl.where(at < count, k_norm * tl.exp(tl.minimum(gamma_m - gamma, 0.0)), 0.0)
-                        added = (new * weight[:, None]).to(k_tile.dtype)
-                        then = tl.dot(turned, added, state * tl.exp(gamma_m), input_precision=PRECISION)
+                        then = add_product(state * tl.exp(gamma_m), turned, new * weight[:, None], PRECISION)
                         target = pool + (tl.load(stores + m * 3 + 2) * HEADS + head) * (D * E)
                         tl.store(target + tile, then.to(pool.dtype.element_ty), mask=inside)
         weight = k_norm * tl.exp(tl.minimum(gamma_end - gamma, 0.0))
-        state = tl.dot(
-            turned,
-            (new * weight[:, None]).to(k_tile.dtype),
-            state * tl.exp(gamma_end),
-            input_precision=PRECISION,
-        )
+        state = add_product(state * tl.exp(gamma_end), turned, new * weight[:, None], PRECISION)
     tl.store(state_home + tile, state.to(pool.dtype.element_ty), mask=inside)

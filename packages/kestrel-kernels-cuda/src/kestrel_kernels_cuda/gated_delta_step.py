@@ -1,8 +1,9 @@
-"""gated_delta_step: a gated DeltaNet mixer between its projections, one token per sequence, in one launch.
+"""gated_delta_step: a gated DeltaNet mixer between its projections, one token per sequence.
 
-A program has one value head of one row: the head's state [D, E] is read once into registers and written once, which is
-nearly all of the traffic. Each program convolves the channels it needs; the query and key channels of a key head are
-read by all its value heads, so the last of them to have read the old inputs writes the new ones (a counter says which).
+For few rows it is one launch. A program has one value head of one row: the head's state [D, E] is read once into
+registers and written once, which is nearly all of the traffic. Each program convolves the channels it needs; the query
+and key channels of a key head are read by all its value heads, so the last of them to have read the old inputs writes
+the new ones (a counter says which). For many rows it is two launches, see ``gated_delta_rows``.
 
 Letters: B rows, K key heads, H value heads, D key dim, E value dim, C = 2KD + HE channels, W taps, M stores.
 """
@@ -10,6 +11,7 @@ Letters: B rows, K key heads, H value heads, D key dim, E value dim, C = 2KD + H
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 import triton
@@ -20,104 +22,66 @@ from kestrel.ops.pages import once_per_launch
 from kestrel.spi import Impl, No, OpQuery, Yes
 from kestrel.spi.batch import RecurrentView
 from kestrel_kernels_cuda.compiling import CompileCase
+from kestrel_kernels_cuda.gated_delta_rows import (
+    add_pairs,
+    add_triples,
+    inputs,
+    mix_kernel,
+    rule_kernel,
+    softplus,
+    stores_of,
+)
 from kestrel_kernels_cuda.launch import Launch, compile_case_of, dtype_of, power_of_two, refuse_dtype
 from kestrel_kernels_cuda.linear_launch import overlaps_on
 from kestrel_kernels_cuda.linear_parts import prefetch, start_next, wait_for_previous
 from kestrel_kernels_cuda.recurrent_plan import meta_view
 
-__all__ = ["IMPLS", "compile_cases", "gated_delta_step", "step_launch"]
+__all__ = ["IMPLS", "compile_cases", "gated_delta_step", "step_launches"]
 
 LARGEST = 16384  # numbers of a head's state that a program holds in registers
 
 
 @triton.jit
-def softplus(x):
-    """log(1 + e^x), exact to float32 for small results too."""
-    small = tl.exp(-tl.abs(x))
-    log1p = tl.where(small < 1e-3, small * (1.0 - 0.5 * small), tl.log(1.0 + small))
-    return tl.maximum(x, 0.0) + log1p
-
-
-@triton.jit
-def add_pairs(a, b, c, d):
-    """Two sums at once."""
-    return a + c, b + d
-
-
-@triton.jit
-def add_triples(a, b, c, d, e, f):
-    """Three sums at once."""
-    return a + d, b + e, c + f
-
-
-@triton.jit
-def convolve(x_row, weight, tail, channels, mask, TAPS: tl.constexpr):
-    """SiLU of the convolution at ``channels``: the inputs before come from ``tail`` [C, TAPS - 1]."""
-    now = tl.load(x_row + channels, mask=mask, other=0.0).to(tl.float32)
-    y = now * tl.load(weight + channels * TAPS + TAPS - 1, mask=mask, other=0.0).to(tl.float32)
-    for tap in tl.static_range(TAPS - 1):
-        past = tl.load(tail + channels * (TAPS - 1) + tap, mask=mask, other=0.0).to(tl.float32)
-        y += past * tl.load(weight + channels * TAPS + tap, mask=mask, other=0.0).to(tl.float32)
+def convolve(x_row, weight, tail, channels, mask, TAPS: tl.constexpr, WIDE: tl.constexpr):
+    """SiLU of the convolution at ``channels``."""
+    at = tl.arange(0, WIDE)[None, :]
+    w = tl.load(weight + channels[:, None] * TAPS + at, mask=mask[:, None] & (at < TAPS), other=0.0).to(
+        tl.float32
+    )
+    y = tl.sum(inputs(x_row, tail, channels, mask, 0, TAPS, WIDE) * w, axis=1)
     return y * tl.sigmoid(y)
 
 
 @triton.jit
-def shift(x_row, source, target, channels, mask, TAPS: tl.constexpr):
-    """Write the inputs behind this token to ``target``: ``source`` without its oldest, then the token's own."""
-    for tap in tl.static_range(TAPS - 2):
-        past = tl.load(source + channels * (TAPS - 1) + tap + 1, mask=mask, other=0.0)
-        tl.store(target + channels * (TAPS - 1) + tap, past, mask=mask)
-    now = tl.load(x_row + channels, mask=mask, other=0.0)
-    tl.store(target + channels * (TAPS - 1) + TAPS - 2, now.to(target.dtype.element_ty), mask=mask)
+def keep(target, kept, channels, mask, TAPS: tl.constexpr, WIDE: tl.constexpr):
+    """Write the inputs behind this token, ``inputs`` from number 1 on, to ``target`` [C, TAPS - 1]."""
+    at = tl.arange(0, WIDE)[None, :]
+    place = target + channels[:, None] * (TAPS - 1) + at
+    tl.store(place, kept.to(target.dtype.element_ty), mask=mask[:, None] & (at < TAPS - 1))
 
 
 @triton.jit
-def stores_of(stores, num_stores, row):
-    """How many checkpoints ``row`` has among ``stores`` [M, 3]."""
-    found = tl.zeros((), tl.int32)
-    for first in range(0, num_stores, 32):
-        at = first + tl.arange(0, 32)
-        inside = at < num_stores
-        rows = tl.load(stores + at * 3, mask=inside, other=-1)
-        counts = tl.load(stores + at * 3 + 1, mask=inside, other=0)
-        found += tl.sum(((rows == row) & (counts > 0)).to(tl.int32))
-    return found
-
-
-@triton.jit
-def copy_away(
-    home, tail, x_row, state_pool, conv_pool, stores, num_stores, row, head, q_channels, v_first, is_last,
-    HEADS: tl.constexpr, CHANNELS: tl.constexpr, KEYS: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
-    BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr, TILES: tl.constexpr, TAPS: tl.constexpr,
-):  # fmt: skip
-    """Make ``row``'s checkpoints: the new state at ``home`` and the inputs behind this token."""
-    d, column = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_E)
-    for m in range(num_stores):
-        if (tl.load(stores + m * 3) == row) & (tl.load(stores + m * 3 + 1) > 0):
-            target = tl.load(stores + m * 3 + 2)
-            away = state_pool + (target * HEADS + head) * (D * E)
-            copy = conv_pool + target * (CHANNELS * (TAPS - 1))
-            for t in range(TILES):
-                e = t * BLOCK_E + column
-                place, inside = d[:, None] * E + e[None, :], (d < D)[:, None] & (e < E)[None, :]
-                tl.store(away + place, tl.load(home + place, mask=inside), mask=inside)
-                shift(x_row, tail, copy, v_first + e, e < E, TAPS)
-            if is_last:
-                shift(x_row, tail, copy, q_channels, d < D, TAPS)
-                shift(x_row, tail, copy, KEYS + q_channels, d < D, TAPS)
+def copy_state(home, away, D: tl.constexpr, E: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr):
+    """Copy a head's state from ``home`` to ``away``."""
+    d = tl.arange(0, BLOCK_D)[:, None]
+    for first in range(0, E, BLOCK_E):
+        e = first + tl.arange(0, BLOCK_E)[None, :]
+        inside = (d < D) & (e < E)
+        tl.store(away + d * E + e, tl.load(home + d * E + e, mask=inside), mask=inside)
 
 
 @triton.jit(do_not_specialize=["num_stores"])
 def step_kernel(
-    qkv, z, a, b, conv_weight, a_log, dt_bias, norm_weight, conv_pool, state_pool, slots, stores, readers, out,
-    qkv_stride, z_stride, a_stride, b_stride, num_stores, scale, eps,
+    qkv, a, b, conv_weight, a_log, dt_bias, z, norm_weight, conv_pool, state_pool, slots, stores, readers, out,
+    qkv_stride, a_stride, b_stride, z_stride, num_stores, scale, eps,
     KEY_HEADS: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
-    BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr, TILES: tl.constexpr, TAPS: tl.constexpr, PDL: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr, TILES: tl.constexpr, TAPS: tl.constexpr,
+    WIDE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """``out`` [B, H, E]; ``conv_pool`` [slots, C, W - 1] and ``state_pool`` [slots, H, D, E] are updated in place.
 
     ``readers`` int32 [B, K] is zero before and after. Rows of scratch slot 0 are dead: they give zeros. A head's state
-    is taken in ``TILES`` blocks of ``BLOCK_E`` columns.
+    is taken in ``TILES`` blocks of ``BLOCK_E`` columns. WIDE: TAPS, as a power of two.
     """
     start_next(PDL)
     GROUP: tl.constexpr = HEADS // KEY_HEADS
@@ -127,11 +91,14 @@ def step_kernel(
     key_head = head // GROUP
     d, column = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_E)
     in_d = d < D
-    q_channels, v_first = key_head * D + d, 2 * KEYS + head * E
+    every_e = tl.arange(0, TILES * BLOCK_E)
+    in_e = every_e < E
+    q_channels, v_channels = key_head * D + d, 2 * KEYS + head * E + every_e
+    k_channels = KEYS + q_channels
     if PDL:
         prefetch(conv_weight + q_channels * TAPS)
-        prefetch(conv_weight + (KEYS + q_channels) * TAPS)
-        prefetch(conv_weight + (v_first + tl.arange(0, TILES * BLOCK_E)) * TAPS)
+        prefetch(conv_weight + k_channels * TAPS)
+        prefetch(conv_weight + v_channels * TAPS)
     rate = tl.exp(tl.load(a_log + head).to(tl.float32))
     bias = tl.load(dt_bias + head).to(tl.float32)
     wait_for_previous(PDL)
@@ -150,8 +117,12 @@ def step_kernel(
     tail = conv_pool + slot * (CHANNELS * (TAPS - 1))
     home = state_pool + (slot * HEADS + head) * (D * E)
     place = d[:, None] * E + column[None, :]
-    q = convolve(x_row, conv_weight, tail, q_channels, in_d, TAPS)
-    k = convolve(x_row, conv_weight, tail, KEYS + q_channels, in_d, TAPS)
+    q = convolve(x_row, conv_weight, tail, q_channels, in_d, TAPS, WIDE)
+    k = convolve(x_row, conv_weight, tail, k_channels, in_d, TAPS, WIDE)
+    all_v = convolve(x_row, conv_weight, tail, v_channels, in_e, TAPS, WIDE)
+    kept_q = inputs(x_row, tail, q_channels, in_d, 1, TAPS, WIDE)
+    kept_k = inputs(x_row, tail, k_channels, in_d, 1, TAPS, WIDE)
+    kept_v = inputs(x_row, tail, v_channels, in_e, 1, TAPS, WIDE)
     decay = tl.exp(-rate * step)
     from_q, from_k, overlap = tl.reduce((q * q, k * k, q * k), 0, add_triples)
     q_norm, k_norm = tl.rsqrt(from_q + 1e-6) * scale, tl.rsqrt(from_k + 1e-6)
@@ -165,7 +136,7 @@ def step_kernel(
             state = tl.load(home + first + place, eviction_policy="evict_first").to(tl.float32)
         else:
             state = tl.load(home + first + place, mask=inside, other=0.0).to(tl.float32)
-        v = convolve(x_row, conv_weight, tail, v_first + first + column, first + column < E, TAPS)
+        v = tl.gather(all_v, first + column, axis=0)
         # S'ᵀq of the new state S' = decay S + k ⊗ delta needs the old state alone: one pass of sums instead of two.
         seen_k, seen_q = tl.reduce((state * k[:, None], state * q[:, None]), 0, add_pairs)
         delta = beta * (v - decay * seen_k)
@@ -185,17 +156,22 @@ def step_kernel(
     wide = gate.to(tl.float32)
     tl.store(y_place, (y * wide * tl.sigmoid(wide)).to(out.dtype.element_ty), mask=e < E)
 
-    tl.debug_barrier()
+    tl.debug_barrier()  # every thread has read the old inputs and written the new state
     if num_stores > 0:  # noqa: SIM102 (Triton evaluates both sides of an "and")
         if stores_of(stores, num_stores, row) > 0:
-            copy_away(
-                home, tail, x_row, state_pool, conv_pool, stores, num_stores, row, head, q_channels, v_first, is_last,
-                HEADS, CHANNELS, KEYS, D, E, BLOCK_D, BLOCK_E, TILES, TAPS,
-            )  # fmt: skip
-    shift(x_row, tail, tail, v_first + e, e < E, TAPS)
+            for m in range(num_stores):
+                if (tl.load(stores + m * 3) == row) & (tl.load(stores + m * 3 + 1) > 0):
+                    target = tl.load(stores + m * 3 + 2)
+                    copy_state(home, state_pool + (target * HEADS + head) * (D * E), D, E, BLOCK_D, BLOCK_E)
+                    copy = conv_pool + target * (CHANNELS * (TAPS - 1))
+                    keep(copy, kept_v, v_channels, in_e, TAPS, WIDE)
+                    if is_last:
+                        keep(copy, kept_q, q_channels, in_d, TAPS, WIDE)
+                        keep(copy, kept_k, k_channels, in_d, TAPS, WIDE)
+    keep(tail, kept_v, v_channels, in_e, TAPS, WIDE)
     if is_last:
-        shift(x_row, tail, tail, q_channels, in_d, TAPS)
-        shift(x_row, tail, tail, KEYS + q_channels, in_d, TAPS)
+        keep(tail, kept_q, q_channels, in_d, TAPS, WIDE)
+        keep(tail, kept_k, k_channels, in_d, TAPS, WIDE)
         if GROUP > 1:
             tl.store(readers + row * KEY_HEADS + key_head, 0)
 
@@ -204,16 +180,17 @@ FEW = 132  # programs that leave multiprocessors of the largest device idle
 
 
 def _config(key_dim: int, value_dim: int, programs: int, is_deterministic: bool) -> dict[str, int]:
-    """Tiles whose programs fit a multiprocessor several times, so that loads and stores overlap; for a few programs the
-    whole head at once, read by many threads. Sums of the two differ in their order."""
+    """For a few programs one launch, which has the whole head at once, read by many threads. For many programs two,
+    which fit a multiprocessor several times, so that loads and stores overlap. Sums of the two differ in their order.
+    """
     block_d, block_e = power_of_two(key_dim), power_of_two(value_dim)
     if programs <= FEW and not is_deterministic:
-        return {"BLOCK_E": block_e, "num_warps": min(16, max(1, block_d * block_e // 1024))}
+        return {"LAUNCHES": 1, "BLOCK_E": block_e, "num_warps": min(16, max(1, block_d * block_e // 1024))}
     block_e = min(32, block_e)
-    return {"BLOCK_E": block_e, "num_warps": min(4, max(1, block_d * block_e // 1024))}
+    return {"LAUNCHES": 2, "BLOCK_E": block_e, "num_warps": min(4, max(1, block_d * block_e // 1024))}
 
 
-def step_launch(
+def step_launches(
     qkv_TC: torch.Tensor,
     z_THE: torch.Tensor,
     a_TH: torch.Tensor,
@@ -223,43 +200,62 @@ def step_launch(
     view: RecurrentView,
     layer: int,
     config: Mapping[str, int] | None = None,
-) -> tuple[Launch, torch.Tensor]:
-    """The launch and its output [T, H, E]. ``config``: instead of the committed one."""
+) -> tuple[tuple[Launch, ...], torch.Tensor]:
+    """The launches, in order, and their output [T, H, E]. ``config``: instead of the committed one."""
     tokens, heads, value_dim = z_THE.shape
-    key_dim = (qkv_TC.shape[1] - heads * value_dim) // (2 * key_heads)
+    channels, taps = weights.conv_CW.shape
+    key_dim = (channels - heads * value_dim) // (2 * key_heads)
     conv, state = view.parts["conv"][layer], view.parts["state"][layer]
     assert conv.is_contiguous(), "a layer's slots lie side by side"
     assert state.is_contiguous(), "a layer's slots lie side by side"
+    device = qkv_TC.device
     qkv_TC, a_TH, b_TH = (x if x.stride(-1) == 1 else x.contiguous() for x in (qkv_TC, a_TH, b_TH))
     if z_THE.stride()[1:] != (value_dim, 1):
         z_THE = z_THE.contiguous()
-    readers = once_per_launch(
-        view, layer, f"gated_delta_step {key_heads}",
-        lambda view: torch.zeros(tokens, key_heads, dtype=torch.int32, device=qkv_TC.device),
-    )  # fmt: skip
-    out_THE = torch.empty(tokens, heads, value_dim, dtype=qkv_TC.dtype, device=qkv_TC.device)
+    out_THE = torch.empty(tokens, heads, value_dim, dtype=qkv_TC.dtype, device=device)
     config = dict(config or _config(key_dim, value_dim, tokens * heads, view.limits.is_deterministic))
-    sizes = {
-        "KEY_HEADS": key_heads,
-        "HEADS": heads,
-        "D": key_dim,
-        "E": value_dim,
-        "BLOCK_D": power_of_two(key_dim),
-    }
-    tiles = {"TILES": power_of_two(value_dim) // config["BLOCK_E"], "TAPS": weights.conv_CW.shape[1]}
-    overlaps = {"PDL": True, "launch_pdl": True} if overlaps_on(qkv_TC.device) else {"PDL": False}
-    launch = Launch(
-        step_kernel,
+    launches, block_e = config.pop("LAUNCHES"), config["BLOCK_E"]
+    shared: dict[str, Any] = {"KEY_HEADS": key_heads, "HEADS": heads, "D": key_dim, "E": value_dim}
+    shared |= {"BLOCK_D": power_of_two(key_dim), "PDL": overlaps_on(device)}
+    if shared["PDL"]:
+        shared["launch_pdl"] = True
+    window = {"TAPS": taps, "WIDE": power_of_two(taps)}
+    tiles = {"TILES": power_of_two(value_dim) // block_e}
+    sources = (qkv_TC, a_TH, b_TH, weights.conv_CW, weights.a_log_H, weights.dt_bias_H)
+    strides, stores = (qkv_TC.stride(0), a_TH.stride(0), b_TH.stride(0)), view.stores
+    if launches == 1:
+        readers = once_per_launch(
+            view, layer, f"gated_delta_step {key_heads}",
+            lambda view: torch.zeros(tokens, key_heads, dtype=torch.int32, device=device),
+        )  # fmt: skip
+        step = Launch(
+            step_kernel,
+            (heads, tokens),
+            (
+                *sources, z_THE, weights.norm_E, conv, state, view.slots_B, stores, readers, out_THE,
+                *strides, z_THE.stride(0), stores.shape[0], key_dim**-0.5, weights.eps,
+            ),
+            {**shared, **window, **tiles, **config},
+        )  # fmt: skip
+        return (step,), out_THE
+    mixed = torch.empty(tokens, channels, dtype=torch.float32, device=device)
+    gates = torch.empty(tokens, 2 * heads + key_heads, dtype=torch.float32, device=device)
+    mix = Launch(
+        mix_kernel,
+        (key_heads + heads, tokens),
+        (*sources, conv, view.slots_B, stores, mixed, gates, *strides, stores.shape[0], key_dim**-0.5),
+        {**shared, **window, "BLOCK_E": power_of_two(value_dim), "num_warps": 4},
+    )
+    rule = Launch(
+        rule_kernel,
         (heads, tokens),
         (
-            qkv_TC, z_THE, a_TH, b_TH, weights.conv_CW, weights.a_log_H, weights.dt_bias_H, weights.norm_E,
-            conv, state, view.slots_B, view.stores, readers, out_THE,
-            qkv_TC.stride(0), z_THE.stride(0), a_TH.stride(0), b_TH.stride(0),
-            view.stores.shape[0], key_dim**-0.5, weights.eps,
+            mixed, gates, z_THE, weights.norm_E, state, view.slots_B, stores, out_THE,
+            z_THE.stride(0), stores.shape[0], weights.eps,
         ),
-        {**sizes, **tiles, **overlaps, **config},
+        {**shared, **tiles, **config},
     )  # fmt: skip
-    return launch, out_THE
+    return (mix, rule), out_THE
 
 
 def gated_delta_step(
@@ -273,8 +269,9 @@ def gated_delta_step(
     layer: int,
 ) -> torch.Tensor:
     """As ``kestrel.ops.gated_delta_step``."""
-    launch, out_THE = step_launch(qkv_TC, z_THE, a_TH, b_TH, weights, key_heads, view, layer)
-    launch.run()
+    launches, out_THE = step_launches(qkv_TC, z_THE, a_TH, b_TH, weights, key_heads, view, layer)
+    for launch in launches:
+        launch.run()
     return out_THE
 
 
@@ -297,10 +294,10 @@ def supports(query: OpQuery) -> Yes | No:
     return Yes()
 
 
-def _bare_launch(
+def _bare_launches(
     key_heads: int, heads: int, key_dim: int, value_dim: int, taps: int, dtype: torch.dtype, rows: int
-) -> Launch:
-    """A launch of ``rows`` without memory."""
+) -> tuple[Launch, ...]:
+    """Launches of ``rows`` without memory."""
     keys, values = key_heads * key_dim, heads * value_dim
 
     def empty(*shape: int, dtype: torch.dtype = dtype) -> torch.Tensor:
@@ -320,7 +317,7 @@ def _bare_launch(
     sizes = [2 * keys + values, values, heads, heads]
     qkv, z, b, a = empty(rows, sum(sizes)).split_with_sizes(sizes, dim=1)
     z_THE = z.unflatten(1, (heads, value_dim))
-    return step_launch(qkv, z_THE, a, b, weights, key_heads, meta_view(parts, rows, rows), 0)[0]
+    return step_launches(qkv, z_THE, a, b, weights, key_heads, meta_view(parts, rows, rows), 0)[0]
 
 
 def _warm(query: OpQuery, row_counts: Sequence[int]) -> Iterable[Callable[[], object]]:
@@ -329,7 +326,8 @@ def _warm(query: OpQuery, row_counts: Sequence[int]) -> Iterable[Callable[[], ob
         query.get(name) for name in ("key_heads", "heads", "key_dim", "value_dim", "taps")
     )
     for rows in {1 if rows * heads <= FEW else FEW for rows in (*row_counts, FEW)}:
-        yield _bare_launch(key_heads, heads, *sizes, dtype_of(query), rows).compile
+        for launch in _bare_launches(key_heads, heads, *sizes, dtype_of(query), rows):
+            yield launch.compile
 
 
 IMPLS: Mapping[str, Impl] = {"gated_delta_step": Impl(supports=supports, fn=gated_delta_step, warm=_warm)}
@@ -342,5 +340,5 @@ def compile_cases() -> Iterator[CompileCase]:
         ("bf16, many", 16, torch.bfloat16, 64),
         ("float32", 32, torch.float32, 64),
     ):
-        launch = _bare_launch(key_heads, 32, 128, 128, 4, dtype, rows)
-        yield compile_case_of(f"gated_delta_step {name}", launch)
+        for i, launch in enumerate(_bare_launches(key_heads, 32, 128, 128, 4, dtype, rows)):
+            yield compile_case_of(f"gated_delta_step {name}, launch {i + 1}", launch)
