@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import torch
 
 from kestrel.errors import LoadError
@@ -18,6 +20,8 @@ from kestrel_speech.whisper.weights import load
 
 __all__ = ["build"]
 
+log = logging.getLogger(__name__)
+
 
 def build(card: ModelCard, ctx: BuildContext) -> Built:
     """Driver, prompts and alignment of ``card``. LoadError when tensors or tokenizer disagree with its config."""
@@ -33,7 +37,8 @@ def build(card: ModelCard, ctx: BuildContext) -> Built:
     with torch.device("meta"):
         model = WhisperModel(config, ctx.ops, ctx.dtype, ctx.config.page_size)
     load(model, ctx.weights, device=ctx.device, dtype=ctx.dtype)
-    halve(model)
+    if halved := halve(model):
+        log.debug("%s: %d products read their weights as float16", card.model_id, halved)
     return Built(
         main=WhisperDriver(config, model, tokenizer, ctx.device, special.eot),
         prompt=WhisperPrompt(config, special, tokenizer, MediaLimits.of(ctx.config)),
