@@ -37,7 +37,10 @@ def _cosine_and_sine(angle):
     return cosine.to(tl.float32), sine.to(tl.float32)
 
 
-@triton.jit(do_not_specialize=["tokens", "stride_p", "stride_t"])
+@triton.jit(
+    do_not_specialize=["tokens", "stride_p", "stride_t"],
+    do_not_specialize_on_alignment=["positions"],  # they lie somewhere in a step's inputs
+)
 def rope_angles_kernel(
     positions, freq, rows, cos, sin, tokens, stride_p, stride_t,
     ROTATED: tl.constexpr, BLOCK: tl.constexpr, TOKENS: tl.constexpr, PDL: tl.constexpr,

@@ -85,7 +85,8 @@ def output_gate(
 
 def _meta(dim: int, per_token: bool, residual: bool, dtype: torch.dtype) -> Launch:
     x = torch.empty((2, dim) if per_token else (2, 2, dim), dtype=dtype, device="meta")
-    gate = x[:, :1] if per_token else torch.empty((2, 2, 2, dim), dtype=dtype, device="meta").select(-2, 1)
+    gate = torch.empty((2, 1) if per_token else (2, 2, 2, dim), dtype=dtype, device="meta")
+    gate = gate if per_token else gate.select(-2, 1)
     return _launch(x, gate, x if residual else None)[0]
 
 

@@ -49,7 +49,10 @@ def _prepared(
     return value
 
 
-@triton.jit(do_not_specialize=["heads", "kv_heads", "q_groups", "kv_groups"])
+@triton.jit(
+    do_not_specialize=["heads", "kv_heads", "q_groups", "kv_groups"],
+    do_not_specialize_on_alignment=["slots"],  # they lie somewhere in a step's inputs
+)
 def kv_write_kernel(
     q, k, v, q_weight, k_weight, cos, sin, slots, out, k_pages, v_pages,
     heads, kv_heads, q_groups, kv_groups, eps,

@@ -1,0 +1,135 @@
+"""Run by ``test_warm``: what launches compile after warm-up, for sm_90 on a machine without a GPU. Prints JSON.
+
+Nothing is launched: a driver that only names the architecture stands in for the GPU's, and ``Launch.run`` compiles.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+
+from kestrel.ops.resampling import CropPlan, crop_tables
+from kestrel.spi import Limits, OpQuery, PagedView
+from kestrel_kernels_cuda import linear_launch
+from kestrel_kernels_cuda.backend import CudaBackend
+from kestrel_kernels_cuda.launch import Launch
+
+BF16 = torch.bfloat16
+ROWS = 3
+
+
+class Named:
+    """The driver of an sm_90 that is not there."""
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+def empty(*shape: int, dtype: torch.dtype = BF16) -> torch.Tensor:
+    return torch.zeros(shape, dtype=dtype)
+
+
+def odd(*shape: int) -> torch.Tensor:
+    """int64 numbers at an address that is no multiple of 16."""
+    count = torch.Size(shape).numel()
+    return torch.zeros(count + 1, dtype=torch.int64)[1:].view(shape)
+
+
+def view() -> PagedView:
+    pool = empty(2, 3, 2, 16, 64)
+    return PagedView(
+        k_LPKSD=pool, v_LPKSD=pool, page_table_BN=empty(1, 1, dtype=torch.int32), slots_T=odd(ROWS),
+        computed_B=empty(1, dtype=torch.int32), cu_seqlens=empty(2, dtype=torch.int32), page_size=16,
+        limits=Limits(max_rows=1, max_tokens=ROWS, max_query_len=ROWS, max_context_len=ROWS),
+    )  # fmt: skip
+
+
+def calls() -> Iterator[tuple[OpQuery, Callable[[Callable[..., object]], object]]]:
+    """Queries as layers make them, and a call of each with tensors as models make them."""
+    x, weight = empty(ROWS, 96), empty(96)
+    norm = {"dim": 96, "dtype": "bfloat16"}
+    yield OpQuery.of("rms_norm", kind="rms", **norm), lambda fn: fn(x, weight, 1e-6, add_one=False)
+    yield OpQuery.of("layer_norm", kind="layer", **norm), lambda fn: fn(x, weight, weight, 1e-5)
+    yield (
+        OpQuery.of("add_norm", kind="layer", **norm),
+        lambda fn: fn(x, x, weight, weight, 1e-6, kind="layer"),
+    )
+    angle = empty(ROWS, 32, dtype=torch.float32)
+    heads = empty(ROWS, 8, 64)
+    yield OpQuery.of("rope", head_dim=64, rot_dim=32, dtype="bfloat16"), lambda fn: fn(heads, angle, angle)
+    freq, rows = empty(32, dtype=torch.float32), empty(32, dtype=torch.int64)
+    yield (
+        OpQuery.of("rope_angles", rot_dim=32, rows=3, dtype="float32"),
+        lambda fn: fn(odd(3, ROWS), freq, rows),
+    )
+    packed = empty(ROWS, 8 * 64)
+    q, k, v = (part.unflatten(-1, (-1, 64)) for part in packed.split([256, 128, 128], dim=-1))
+    pages = {"head_dim": 64, "kv_heads": 2, "page": 16, "dtype": "bfloat16"}
+    yield OpQuery.of("write_kv", **pages), lambda fn: fn(k, v, view(), 1)
+    yield (
+        OpQuery.of("qk_norm_rope_kv_write", heads=4, rot_dim=32, norm="rms", **pages),
+        lambda fn: fn(q, k, v, view(), 1, angle, angle, weight[:64], weight[:64], 1e-6),
+    )
+    gate = empty(ROWS, 8, 2, 64).select(2, 1)
+    facts = {"dtype": "bfloat16"}
+    yield (
+        OpQuery.of("output_gate", per_token=False, residual=False, dim=64, **facts),
+        lambda fn: fn(heads, gate),
+    )
+    yield (
+        OpQuery.of("output_gate", per_token=True, residual=True, dim=96, **facts),
+        lambda fn: fn(x, empty(ROWS, 1), x),
+    )
+    yield OpQuery.of("moe_route", experts=16, top_k=2, **facts), lambda fn: fn(empty(ROWS, 16), 2)
+    chosen, shares = empty(ROWS, 2, dtype=torch.int64), empty(ROWS, 2)
+    yield (
+        OpQuery.of(
+            "grouped_experts", hidden=96, experts=4, top_k=2, width=32, activation="silu_mul", **facts
+        ),
+        lambda fn: fn(x, shares, chosen, empty(4, 64, 96), empty(4, 96, 32)),
+    )
+    yield (
+        OpQuery.of("copy_page", head_dim=64, kv_heads=2, **facts),
+        lambda fn: fn(view().k_LPKSD, view().v_LPKSD, 1, 2, 5),
+    )
+    plan = CropPlan(source=(8, 8), resized=(4, 4))
+    found = crop_tables([plan], "lanczos")
+    arrays = [torch.from_numpy(a.copy()) for a in (found.crops_MF, found.starts_S, found.weights_KS)]
+    yield (
+        OpQuery.of("resize_crops", height=4, width=4),
+        lambda fn: fn(empty(192, dtype=torch.uint8), *arrays, (4, 4)),
+    )
+
+
+def main() -> None:
+    names: list[str] = []
+    driver.set_active(Named())
+    linear_launch.arch_of = lambda device: 90
+    triton.knobs.runtime.jit_post_compile_hook = lambda **about: names.append(about["fn"].name)
+    Launch.run = Launch.compile  # type: ignore[method-assign]
+    impls, late = CudaBackend().impls(), {}
+    for query, call in calls():
+        for job in impls[query.op].warm(query, (1, 16)):
+            job()
+        assert names, f"warm-up of {query} compiles nothing"
+        names.clear()
+        call(impls[query.op].fn)
+        if names:
+            late[str(query)] = list(names)
+        names.clear()
+    print(json.dumps(late))
+
+
+if __name__ == "__main__":
+    main()
