@@ -20,7 +20,7 @@ from kestrel.ops.vision_attention import vision_attention as vision_reference
 from kestrel.spi import No, OpQuery
 from kestrel.spi.batch import CrossView, Limits, PagedView, RowExtent
 from kestrel_kernels_cuda import attention_cross, attention_paged, attention_vision
-from kestrel_kernels_cuda.attention_configs import decode_config, split_of
+from kestrel_kernels_cuda.attention_configs import are_few, decode_config, split_of
 
 F32 = torch.float32
 CLOSE = {"rtol": 2e-5, "atol": 2e-5}
@@ -208,12 +208,15 @@ def test_vision_attention_reads_keys_through_descriptors(place: torch.device, di
 
 def test_splits_depend_on_the_bucket_and_never_exceed_what_is_launched() -> None:
     limits = Limits(max_rows=1, max_tokens=1, max_query_len=1, max_context_len=1100)
-    tile = decode_config(90, 256, 4, 2)
-    assert split_of(limits, 1, 4, 1100, tile, 132).splits == 18  # a block per 64 keys
-    assert split_of(limits, 64, 4, 1100, tile, 132).splits == 1  # two blocks a processor without splitting
-    assert split_of(limits, 64, 4, 100_000, tile, 132).splits == 16  # idle blocks are bounded
+    tiles = decode_config(90, 256, 4, 2)
+    assert split_of(limits, 1, 4, 1100, tiles, 132).splits == 18  # a block per 64 keys
+    assert split_of(limits, 64, 4, 1100, tiles, 132).splits == 1  # a block a processor without splitting
+    assert split_of(limits, 64, 4, 100_000, tiles, 132).splits == 16  # idle blocks are bounded
+    assert are_few(limits, 32, 4, 132)
+    assert not are_few(limits, 64, 4, 132)
     always = replace(limits, is_deterministic=True)
-    assert split_of(always, 64, 4, 1100, tile, 132) == split_of(always, 1, 4, 1100, tile, 132)
+    assert split_of(always, 64, 4, 1100, tiles, 132) == split_of(always, 1, 4, 1100, tiles, 132)
+    assert not are_few(always, 1, 4, 132)
 
 
 def test_heads_wider_than_the_kernels_are_declined_with_a_reason() -> None:
@@ -232,7 +235,7 @@ def test_warm_up_names_each_kernel_once(mode: str) -> None:
         softcap=False, gated=True,
     )  # fmt: skip
     jobs = list(attention_paged.IMPLS["paged_attention"].warm(query, (16, 64, 4096)))
-    assert len(jobs) == (4 if mode == "decode" else 2)  # joined by a kernel, in place, whole; long, packed
+    assert len(jobs) == (5 if mode == "decode" else 2)  # few rows: split, joined, whole; many: split, whole
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from kestrel_kernels_cuda import linear_launch
 from kestrel_kernels_cuda.launch import power_of_two
 
 __all__ = [
+    "are_few",
     "DecodeConfig",
     "PrefillConfig",
     "Split",
@@ -70,10 +71,12 @@ class Split:
 
 
 _DECODE: dict[str, dict[int, tuple[int, int, int]]] = {  # padded head dim to block_n, warps, stages
-    "sm_90": {64: (64, 2, 3), 128: (64, 4, 3), 256: (32, 4, 3), 512: (32, 8, 2)},
+    "sm_90": {64: (128, 4, 3), 128: (64, 4, 3), 256: (32, 4, 3), 512: (32, 8, 2)},
     "sm_80": {64: (64, 4, 3), 128: (64, 4, 2), 256: (32, 4, 3), 512: (32, 8, 2)},
     "small": {64: (64, 4, 2), 128: (32, 4, 3), 256: (32, 4, 2), 512: (16, 4, 2)},
 }
+
+_FEW_DECODE = {("sm_90", 256): (64, 8, 3)}
 
 _PREFILL: dict[str, dict[int, tuple[int, int, int, int]]] = {  # to block_m, block_n, warps, stages
     "sm_90": {64: (128, 64, 8, 3), 128: (128, 64, 8, 3), 256: (128, 64, 8, 2), 512: (64, 16, 8, 2)},
@@ -91,9 +94,9 @@ _WIDE_PREFILL = {64: (32, 32, 8, 1), 128: (32, 32, 8, 1), 256: (16, 32, 8, 1), 5
 _SHORT_PREFILL = {64: (16, 128, 4, 2), 128: (16, 64, 4, 3), 256: (16, 32, 4, 3), 512: (16, 32, 8, 2)}
 SHORT = 16  # queries of the longest sequence up to which the heads of a group share a tile
 
-JOIN_IN_PLACE = 4  # chunks of blocks, of a group's heads, that a last block joins sooner than a kernel
+JOIN_IN_PLACE = 2  # chunks of blocks, of a group's heads, that a last block joins sooner than a kernel
 
-BLOCKS_PER_PROCESSOR = {64: 3, 128: 2, 256: 2, 512: 2}  # decode blocks that one gets where rows are few
+BLOCKS_PER_PROCESSOR = {64: 2, 128: 2, 256: 1, 512: 1}  # decode blocks that one gets where rows are few
 LEAST = 64  # keys of a block
 LONGEST = 2048  # keys of a block, in rows that are longer than others
 ALWAYS = 512  # keys of a block in deterministic launches
@@ -113,14 +116,23 @@ def overlaps(arch: int) -> bool:
     return arch >= 90 and linear_launch.OVERLAPS
 
 
-def decode_config(arch: int, dim: int, group: int, itemsize: int) -> DecodeConfig:
-    """The tiles for head dim ``dim`` and ``group`` query heads per key/value head."""
-    block_n, warps, stages = _DECODE[_family(arch)][_bucket(dim)]
+def decode_config(arch: int, dim: int, group: int, itemsize: int, is_few: bool = False) -> DecodeConfig:
+    """The tiles for head dim ``dim`` and ``group`` query heads per key/value head. ``is_few``: see ``are_few``."""
+    tile = _DECODE[_family(arch)][_bucket(dim)]
+    if is_few:
+        tile = _FEW_DECODE.get((_family(arch), _bucket(dim)), tile)
+    block_n, warps, stages = tile
     if itemsize == 4:
-        block_n, warps, stages = max(16, block_n // 2), max(4, warps), 2
+        block_n, warps, stages = max(16, block_n // 2), max(4, min(8, warps)), 2
     chunk = 8 if dim > 256 else 16
     padded = max(16, power_of_two(dim)), max(16, power_of_two(group))
     return DecodeConfig(*padded, block_n, warps, stages, chunk, overlaps=overlaps(arch))
+
+
+def are_few(limits: Limits, rows: int, kv_heads: int, processors: int) -> bool:
+    """Whether a decode launch has fewer rows and key/value heads than there are multiprocessors. False in
+    deterministic launches, whose tiles depend on the head alone."""
+    return rows * kv_heads < processors and not limits.is_deterministic
 
 
 def prefill_config(

@@ -16,6 +16,7 @@ from kestrel_kernels_cuda.attention_configs import (
     WIDEST,
     Split,
     arch_of,
+    are_few,
     decode_config,
     joins_in_place,
     multiprocessors,
@@ -25,7 +26,7 @@ from kestrel_kernels_cuda.attention_configs import (
 from kestrel_kernels_cuda.attention_decode import arrivals_of, decode_launches
 from kestrel_kernels_cuda.attention_parts import Keys
 from kestrel_kernels_cuda.attention_prefill import prefill_launch
-from kestrel_kernels_cuda.attention_warm import META, any_limits, cases_of, jobs_of
+from kestrel_kernels_cuda.attention_warm import DECODES, META, any_limits, cases_of, jobs_of
 from kestrel_kernels_cuda.compiling import CompileCase
 from kestrel_kernels_cuda.launch import Launch, dtype_of, refuse_dtype
 
@@ -73,10 +74,11 @@ def _launches(
         config = prefill_config(arch, dim, group, size, view.limits, view.window)
         ends = view.bidirectional_end_T
         return prefill_launch(q_THD, keys, view.cu_seqlens, ends, True, scale, softcap, gate_THD, config)
-    tiles = decode_config(arch, dim, group, size)
+    processors = multiprocessors(q_THD.device)
+    tiles = decode_config(arch, dim, group, size, are_few(view.limits, rows, num_kv, processors))
     if split is None:
         longest = _longest(view, tiles.block_n)
-        split = split_of(view.limits, rows, num_kv, longest, tiles, multiprocessors(q_THD.device))
+        split = split_of(view.limits, rows, num_kv, longest, tiles, processors)
     arrivals = None
     if joins_in_place(view.limits, split, group, tiles):
         arrivals = once_per_launch(view, layer, "arrivals", arrivals_of)
@@ -122,8 +124,8 @@ def _planned(query: OpQuery, arch: int, limits: Limits, split: Split | None = No
 
 def _warm_launches(query: OpQuery, arch: int, row_counts: Sequence[int] = (2048, 512)) -> Iterator[Launch]:
     if query.get("mode") == "decode":
-        for splits in (64, 2, 1):  # joined by a kernel or in place, or whole
-            yield from _planned(query, arch, any_limits(2, 2, 1, 4096), Split(splits, 64, splits))
+        for rows, wanted, splits in DECODES:
+            yield from _planned(query, arch, any_limits(rows, rows, 1, 4096), Split(wanted, 64, splits))
         return
     for tokens in {2, *row_counts}:
         yield from _planned(query, arch, any_limits(1, tokens, tokens, 4096))

@@ -12,9 +12,13 @@ from kestrel.spi.batch import Limits
 from kestrel_kernels_cuda.compiling import CompileCase
 from kestrel_kernels_cuda.launch import Launch
 
-__all__ = ["META", "any_limits", "cases_of", "distinct", "jobs_of"]
+__all__ = ["DECODES", "META", "any_limits", "cases_of", "distinct", "jobs_of"]
 
 META = torch.device("meta")
+
+DECODES = ((1, 64, 64), (1, 2, 2), (1, 1, 1), (512, 1, 2), (512, 1, 1))
+"""Rows, wanted blocks of a row and splits of decode launches: few rows whose blocks are joined by a kernel, in place,
+or that have one; many rows, of which long ones may have several, or none."""
 
 _KINDS = {
     torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.int32: "*i32", torch.int64: "*i64",
