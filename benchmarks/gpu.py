@@ -17,6 +17,7 @@ import argparse
 import asyncio
 import io
 import json
+import logging
 import os
 import platform
 import random
@@ -330,11 +331,16 @@ def main() -> None:
     )
     parser.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", help="engine settings")
     parser.add_argument("--cold", action="store_true", help="compile every kernel again")
+    parser.add_argument("--log", action="store_true", help="print what the engine logs")
     parser.add_argument("--profile", action="store_true", help="print the kernels of each case")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     if not torch.cuda.is_available():
         sys.exit("this benchmark needs an NVIDIA GPU; torch sees none")
+    if args.log:
+        logging.basicConfig(level=logging.WARNING, format="    %(relativeCreated)d ms %(name)s %(message)s")
+        logging.getLogger("kestrel").setLevel(logging.INFO)
+        logging.getLogger("kestrel.request").setLevel(logging.WARNING)
     with tempfile.TemporaryDirectory() as cache:
         if args.cold:
             os.environ["TRITON_CACHE_DIR"] = cache
