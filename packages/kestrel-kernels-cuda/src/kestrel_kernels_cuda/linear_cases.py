@@ -9,6 +9,7 @@ from kestrel_kernels_cuda.compiling import CompileCase
 from kestrel_kernels_cuda.linear_config import BLOCK, Product, default
 from kestrel_kernels_cuda.linear_gemm import gemm_kernel
 from kestrel_kernels_cuda.linear_gemv import gemv_kernel
+from kestrel_kernels_cuda.linear_launch import READERS
 
 __all__ = ["case_of"]
 
@@ -38,7 +39,7 @@ def case_of(
         signature |= {"w_ptr": "*fp8e4nv", "scale_ptr": "*fp32"}
     aligned: tuple[str, ...] = ("n",)
     if config.kernel == "gemv":
-        constants["NORM"] = norm
+        constants |= {"NORM": norm, "AHEAD": READERS if archs == (90,) else 0}
         signature |= {"gain_ptr": "*bf16", "shift_ptr": "*bf16", "eps": "fp32"}
     else:
         constants |= {"BM": config.bm, "SPLIT": config.split, "SWAP": config.swap, "STAGES": config.stages}

@@ -5,22 +5,26 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kestrel_kernels_cuda.linear_parts import finish, start_next, wait_for_previous
+from kestrel_kernels_cuda.linear_parts import finish, prefetch, start_next, wait_for_previous
 
 __all__ = ["gemv_kernel"]
+
+LINE: tl.constexpr = tl.constexpr(64)  # 16-bit numbers of a cache line
 
 
 @triton.jit
 def gemv_kernel(
     x_ptr, w_ptr, scale_ptr, bias_ptr, residual_ptr, gain_ptr, shift_ptr, out_ptr, n, eps,
     K: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, EPILOGUE: tl.constexpr, BIAS: tl.constexpr,
-    NORM: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+    NORM: tl.constexpr, BLOCK: tl.constexpr, AHEAD: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """``out`` [n] = epilogue(``w`` [n or 2n, K] · norm(``x`` [K])): BN outputs a program, BK inputs at a time.
 
     A norm costs no pass of its own. Of an RMS norm the sum of squares is taken on the way and scales the sums at the
     end. With a layer norm W · ((x − μ) g / σ + s) is (W · (x g) − μ W · g) / σ + W · s: two more sums over the same
     weights. ``BLOCK``: rows and columns of an 8-bit weight that share a scale (BN divides it), 0 for one without.
+    ``AHEAD``: how many programs, the first ones, also bring what the others will read into the second-level cache,
+    while they wait for the kernel before; 0 for none.
     """
     GATED: tl.constexpr = EPILOGUE == "silu_mul" or EPILOGUE == "gelu_tanh_mul"
     outputs = tl.program_id(0) * BN + tl.arange(0, BN)
@@ -36,6 +40,8 @@ def gemv_kernel(
         tiles = tiles + (_tile(w_ptrs, columns, start, K, BK),)  # noqa: RUF005 -- Triton has no stars
         if GATED:
             ups = ups + (_tile(up_ptrs, columns, start, K, BK),)  # noqa: RUF005
+    if PDL and AHEAD > 0:
+        _read_ahead(w_ptr, n, K, BN, AHEAD)
     wait_for_previous(PDL)
     acc = tl.zeros([BN, BK], tl.float32)
     acc_up = tl.zeros([BN, BK], tl.float32)
@@ -87,6 +93,18 @@ def gemv_kernel(
     live = outputs < n
     y = finish(y, y_up, bias_ptr, residual_ptr, rows, rows, live, n, EPILOGUE, BIAS)
     tl.store(out_ptr + outputs, y.to(out_ptr.dtype.element_ty), mask=live)
+
+
+@triton.jit
+def _read_ahead(w_ptr, n, K: tl.constexpr, BN: tl.constexpr, AHEAD: tl.constexpr):
+    """Asks for the tiles of every AHEAD-th program after this one; a tile's rows lie side by side."""
+    if tl.program_id(0) < AHEAD:
+        lines = tl.arange(0, triton.next_power_of_2(BN * K // LINE)) * LINE
+        last = n.to(tl.int64) * K - LINE
+        for tile in range(tl.program_id(0) + AHEAD, tl.num_programs(0), AHEAD):
+            prefetch(
+                w_ptr + tl.minimum(tile.to(tl.int64) * (BN * K) + tl.minimum(lines, BN * K - LINE), last)
+            )
 
 
 @triton.jit

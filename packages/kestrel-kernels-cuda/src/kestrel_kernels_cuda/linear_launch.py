@@ -16,8 +16,10 @@ from kestrel_kernels_cuda.linear_gemm import gemm_kernel
 from kestrel_kernels_cuda.linear_gemv import gemv_kernel
 from kestrel_kernels_cuda.linear_scratch import counters
 
-__all__ = ["Norm", "Operands", "arch_of", "config_for", "launch", "overlaps_on", "run"]
+__all__ = ["READERS", "Norm", "Operands", "arch_of", "config_for", "launch", "overlaps_on", "run"]
 
+READERS = 528  # programs: four to a processor of an H200
+CACHED = 24_000_000  # bytes of a weight that the second-level cache holds beside what else is in use
 OVERLAPS = True
 """Whether a kernel may start while the one before it finishes (programmatic dependent launch, sm_90 and newer). Set it
 to False before a model is loaded to look at kernels one by one."""
@@ -111,7 +113,7 @@ def launch(config: Config, operands: Operands, *, overlaps: bool) -> tuple[Launc
     columns = triton.cdiv(o.outputs, config.bn)
     if config.kernel == "gemv":
         gain, shift = (None, None) if norm is None else (norm.gain, norm.shift)
-        meta["NORM"] = "none" if norm is None else norm.kind
+        meta |= {"NORM": "none" if norm is None else norm.kind, "AHEAD": _ahead(o) if overlaps else 0}
         args = (*inputs, _or(gain, o.x), _or(shift, o.x), out, o.outputs, 0.0 if norm is None else norm.eps)
         return Launch(gemv_kernel, (columns,), args, meta), out
     assert norm is None, "only products of one row take the norm before them"
@@ -141,6 +143,14 @@ def _scratch(config: Config, o: Operands, tiles: int) -> tuple[torch.Tensor, tor
     halves = 2 if is_gated(o.epilogue) else 1
     size = tiles * config.split * halves * config.bm * config.bn
     return torch.empty(size, dtype=torch.float32, device=o.x.device), counters(o.x.device, tiles)
+
+
+def _ahead(o: Operands) -> int:
+    """How many programs of a product of one row read ahead for the others: as many as run at once, when the weight
+    stays in the second-level cache and the product ends a mixer, whose kernels leave the memory idle."""
+    ends_mixer = o.epilogue in ("residual", "accumulate")
+    size = o.weight.numel() * o.weight.itemsize
+    return READERS if ends_mixer and o.weight.shape[1] >= 1024 and size <= CACHED else 0
 
 
 def _output(o: Operands) -> torch.Tensor:
