@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 
 from kestrel.config import MAX_TOP_LOGPROBS
@@ -16,19 +14,9 @@ from kestrel.spi.backend import OpCall, OpQuery
 __all__ = ["SampleOps", "resolve_sampling"]
 
 
-class _Ops(NamedTuple):
-    argmax: OpCall
-    process: OpCall
-    draw: OpCall
-    commit: OpCall
-    logprobs: OpCall
-
-
 def resolve_sampling(table: OpTable, vocab_size: int, logits_dtype: torch.dtype) -> None:
     """Resolve in ``table`` what sampling logits of that dtype will call, so that it can be compiled ahead."""
-    ops = SampleOps(table, vocab_size=vocab_size, top_count=min(MAX_TOP_LOGPROBS, vocab_size))
-    for dtype in (logits_dtype, torch.float32):  # processed logits are float32
-        ops.of(dtype)
+    SampleOps(table, vocab_size=vocab_size, top_count=min(MAX_TOP_LOGPROBS, vocab_size)).resolve(logits_dtype)
 
 
 class SampleOps:
@@ -37,29 +25,34 @@ class SampleOps:
     def __init__(self, table: OpTable | None, *, vocab_size: int, top_count: int) -> None:
         self._table = resolve_ops() if table is None else table
         self._vocab_size, self._top_count = vocab_size, top_count
-        self._known: dict[torch.dtype, _Ops] = {}
+        self._known: dict[tuple[str, torch.dtype], OpCall] = {}
 
-    def of(self, dtype: torch.dtype) -> _Ops:
-        """The ops for logits of ``dtype``."""
-        ops = self._known.get(dtype)
-        if ops is None:
+    def resolve(self, logits_dtype: torch.dtype) -> None:
+        """Resolve what logits of that dtype will call; once processed they are float32, then drawn from and shown."""
+        for op in ("argmax", "process", "draw", "commit", "logprobs"):
+            self._call(op, logits_dtype)
+        for op in ("draw", "logprobs"):
+            self._call(op, torch.float32)
+
+    def _call(self, op: str, dtype: torch.dtype) -> OpCall:
+        call = self._known.get((op, dtype))
+        if call is None:
             facts = {"vocab": self._vocab_size, "dtype": dtype_name(dtype)}
-            named = {op: OpQuery.of(f"sample_{op}", **facts) for op in _Ops._fields[:-1]}
-            top = OpQuery.of("sample_logprobs", **facts, count=self._top_count)
-            ops = _Ops(*(self._table.resolve(query) for query in (*named.values(), top)))
-            self._known[dtype] = ops
-        return ops
+            if op == "logprobs":
+                facts["count"] = self._top_count
+            call = self._known[op, dtype] = self._table.resolve(OpQuery.of(f"sample_{op}", **facts))
+        return call
 
     def argmax(self, logits_NV: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Ids and values of the largest logits."""
-        ids_N, best_N = self.of(logits_NV.dtype).argmax(logits_NV)
+        ids_N, best_N = self._call("argmax", logits_NV.dtype)(logits_NV)
         return ids_N, best_N
 
     def process(
         self, logits_NV: torch.Tensor, rows: torch.Tensor, tables: SampleTables, needs: Needs
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         """As sample_process."""
-        processed_NV, ids_N, best_N, first_N = self.of(logits_NV.dtype).process(
+        processed_NV, ids_N, best_N, first_N = self._call("process", logits_NV.dtype)(
             logits_NV,
             rows,
             tables,
@@ -82,7 +75,7 @@ class SampleOps:
         needs: Needs,
     ) -> torch.Tensor:
         """As sample_draw."""
-        ids_N: torch.Tensor = self.of(logits_NV.dtype).draw(
+        ids_N: torch.Tensor = self._call("draw", logits_NV.dtype)(
             logits_NV,
             best_N,
             greedy_N,
@@ -98,7 +91,7 @@ class SampleOps:
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """As sample_logprobs."""
         count = self._top_count if needs & Needs.TOP_LOGPROBS else 0
-        logprob_N, top_ids_NK, top_NK = self.of(logits_NV.dtype).logprobs(logits_NV, ids_N, count)
+        logprob_N, top_ids_NK, top_NK = self._call("logprobs", logits_NV.dtype)(logits_NV, ids_N, count)
         return logprob_N, top_ids_NK, top_NK
 
     def advance(self, id_1: torch.Tensor, row_1: torch.Tensor, tables: SampleTables, needs: Needs) -> None:
@@ -122,7 +115,7 @@ class SampleOps:
         dtype: torch.dtype,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """As sample_commit, in a model whose logits have ``dtype``."""
-        stopped_N, status_N = self.of(dtype).commit(
+        stopped_N, status_N = self._call("commit", dtype)(
             ids_N,
             first_N,
             best_N,

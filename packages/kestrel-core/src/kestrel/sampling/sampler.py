@@ -79,8 +79,7 @@ class Sampler:
         self._top_count = min(MAX_TOP_LOGPROBS, spec.vocab_size)
         self._ops = SampleOps(ops, vocab_size=spec.vocab_size, top_count=self._top_count)
         if logits_dtype is not None:
-            for dtype in (logits_dtype, torch.float32):  # processed logits are float32
-                self._ops.of(dtype)
+            self._ops.resolve(logits_dtype)
         self._all_blank = _Blank(
             torch.zeros(rows, spec.aux_width, dtype=torch.int64, device=device),
             torch.zeros(rows, dtype=torch.bool, device=device),
