@@ -14,11 +14,15 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from kestrel.layers import MLP, LayerNorm, Linear, VisionAttention
+from kestrel.layers import MLP, AddNorm, Linear, VisionAttention
 from kestrel.spi import OpTableLike
 from kestrel_moondream.config import VisionConfig
 
 __all__ = ["VisionEncoder", "stitch"]
+
+EPS = 1e-5  # of every norm
+
+EPS = 1e-5  # of every norm
 
 
 class VisionSelfAttention(nn.Module):
@@ -28,27 +32,31 @@ class VisionSelfAttention(nn.Module):
         super().__init__()
         dim, self.heads = config.enc_dim, config.enc_n_heads
         self.qkv = Linear(ops, dim, 3 * dim, dtype=dtype)
-        self.proj = Linear(ops, dim, dim, epilogue="residual", dtype=dtype)
+        self.proj = Linear(ops, dim, dim, dtype=dtype)
         self.attend = VisionAttention(ops, self.heads, dim // self.heads, dtype=dtype)
 
-    def forward(self, x_NSC: torch.Tensor, residual_NSC: torch.Tensor) -> torch.Tensor:
-        q, k, v = self.qkv(x_NSC).unflatten(-1, (3, self.heads, -1)).unbind(2)
-        return self.proj(self.attend(q, k, v).flatten(2), residual_NSC)
+    def forward(self, h_NSC: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.qkv(h_NSC).unflatten(-1, (3, self.heads, -1)).unbind(2)
+        out: torch.Tensor = self.proj(self.attend(q, k, v).flatten(2))
+        return out
 
 
 class VisionBlock(nn.Module):
-    """Pre-norm attention, then pre-norm MLP."""
+    """x + attn(ln x), then x + mlp(ln x). ``delta`` is what the part before has yet to add to x."""
 
     def __init__(self, config: VisionConfig, ops: OpTableLike, dtype: torch.dtype) -> None:
         super().__init__()
-        self.ln1 = LayerNorm(ops, config.enc_dim, dtype=dtype)
+        self.ln1 = AddNorm(ops, config.enc_dim, EPS, kind="layer", dtype=dtype)
         self.attn = VisionSelfAttention(config, ops, dtype)
-        self.ln2 = LayerNorm(ops, config.enc_dim, dtype=dtype)
-        self.mlp = MLP(ops, config.enc_dim, config.enc_ff_dim, residual=True, dtype=dtype)
+        self.ln2 = AddNorm(ops, config.enc_dim, EPS, kind="layer", dtype=dtype)
+        self.mlp = MLP(ops, config.enc_dim, config.enc_ff_dim, dtype=dtype)
 
-    def forward(self, x_NSC: torch.Tensor) -> torch.Tensor:
-        x_NSC = self.attn(self.ln1(x_NSC), x_NSC)
-        return self.mlp(self.ln2(x_NSC), x_NSC)
+    def forward(
+        self, x_NSC: torch.Tensor, delta_NSC: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        x_NSC, h_NSC = self.ln1(x_NSC, delta_NSC)
+        x_NSC, h_NSC = self.ln2(x_NSC, self.attn(h_NSC))
+        return x_NSC, self.mlp(h_NSC)
 
 
 class VisionEncoder(nn.Module):
@@ -63,7 +71,7 @@ class VisionEncoder(nn.Module):
             torch.empty(1, config.num_positions, config.enc_dim, dtype=dtype), requires_grad=False
         )
         self.blocks = nn.ModuleList(VisionBlock(config, ops, dtype) for _ in range(config.enc_n_layers))
-        self.post_ln = LayerNorm(ops, config.enc_dim, dtype=dtype)
+        self.post_ln = AddNorm(ops, config.enc_dim, EPS, kind="layer", dtype=dtype)
         self.proj_mlp = MLP(
             ops, 2 * config.enc_dim, config.proj_inner_dim, out=config.proj_out_dim, dtype=dtype
         )
@@ -84,9 +92,11 @@ class VisionEncoder(nn.Module):
     def encode(self, crops: torch.Tensor) -> torch.Tensor:
         """Features [N, S, C] of crops, each on its own."""
         x_NSC = self.patch_emb(self.patches(crops)) + self.pos_emb
+        delta_NSC = None
         for block in self.blocks:
-            x_NSC = block(x_NSC)
-        return self.post_ln(x_NSC)
+            x_NSC, delta_NSC = block(x_NSC, delta_NSC)
+        features_NSC: torch.Tensor = self.post_ln(x_NSC, delta_NSC)[1]
+        return features_NSC
 
     def patches(self, crops: torch.Tensor) -> torch.Tensor:
         """Pixels −1 … 1 of each patch, [N, S, channel · row · column]; patches row by row."""
