@@ -96,6 +96,15 @@ def test_products_of_many_rows_are_torchs_with_the_epilogue_after(
     assert kept is None or torch.equal(kept, o.residual)
 
 
+@pytest.mark.parametrize("rows", [2, 300])
+def test_outputs_whose_rows_are_not_aligned_are_torchs_as_well(place: torch.device, rows: int) -> None:
+    o = _operands(place, rows, None, None)
+    got = product(o.x, o.weight[:43], None, None, None)
+    assert got.shape == (rows, 43)
+    tolerance = 1e-4 if place.type == "cpu" else 5e-2
+    torch.testing.assert_close(got, linear(o.x, o.weight[:43]), rtol=tolerance, atol=tolerance)
+
+
 def test_leading_axes_are_kept(place: torch.device) -> None:
     o = _operands(place, 6, "silu_mul", None)
     x = o.x.contiguous().view(2, 3, K)

@@ -16,6 +16,7 @@ from kestrel_kernels_cuda.linear_parts import activate, start_next, wait_for_pre
 __all__ = ["gate_launch", "product"]
 
 GATE_BLOCK = 1024
+ALIGNED = 8  # 16-bit numbers of a wide write
 
 
 @triton.jit
@@ -55,6 +56,8 @@ def product(
     if epilogue == "gelu_tanh" and bias is not None and x.is_cuda and x.dtype != torch.float32:
         flat = torch._addmm_activation(bias, x.reshape(-1, x.shape[-1]), weight.t(), use_gelu=True)
         return flat.view(*x.shape[:-1], weight.shape[0])
+    if epilogue is None and bias is None and x.dim() == 2 and x.is_cuda and weight.shape[0] % ALIGNED:
+        return _aligned(x, weight)
     if epilogue == "accumulate" and bias is None:
         assert residual is not None, "the accumulate epilogue needs a residual"
         if residual.is_contiguous():
@@ -78,3 +81,11 @@ def product(
             return out
         case _:
             return y
+
+
+def _aligned(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """The product [T, N] as a view of rows of a multiple of ALIGNED numbers: with others, as of Whisper's vocabulary,
+    cuBLAS falls back to narrow writes."""
+    rows, n = x.shape[0], weight.shape[0]
+    wide = torch.empty((rows, -(-n // ALIGNED) * ALIGNED), dtype=x.dtype, device=x.device)
+    return torch.mm(x, weight.t(), out=wide[:, :n])
