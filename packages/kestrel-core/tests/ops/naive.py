@@ -228,6 +228,15 @@ def gated_delta_step(qkv_TC, z_THE, a_TH, b_TH, weights, key_heads, view, layer)
     return rms_norm(out, weights.norm_E, weights.eps) * silu(wide(z_THE))
 
 
+def gated_norm(o, z, weight, eps=1e-6):
+    return rms_norm(o, weight, eps) * silu(wide(z))
+
+
+def delta_gates(a, b, a_log, dt_bias):
+    step = torch.log1p(torch.exp(wide(a) + wide(dt_bias)))
+    return -torch.exp(wide(a_log)) * step, 1 / (1 + torch.exp(-wide(b)))
+
+
 def output_gate(x, gate, residual=None):
     y = wide(x) / (1 + torch.exp(-wide(gate)))
     return y if residual is None else y + wide(residual)
@@ -442,8 +451,8 @@ def fp8_grouped_experts(x, weights, experts, gate_up, gate_up_scale, down, down_
 NAIVE = {
     f.__name__: f
     for f in (
-        add_norm, causal_conv, copy_page, cross_attention, fp8_grouped_experts, fp8_linear, gated_delta,
-        gated_delta_step, grouped_experts,
+        add_norm, causal_conv, copy_page, cross_attention, delta_gates, fp8_grouped_experts, fp8_linear, gated_delta,
+        gated_delta_step, gated_norm, grouped_experts,
         layer_norm, linear, moe_route, norm_linear, output_gate, paged_attention, qk_norm_rope_kv_write,
         resize_crops, rms_norm, rope, rope_angles, row_inputs, row_results,
         sample_argmax, sample_commit, sample_draw, sample_logprobs, sample_process, vision_attention, write_kv,

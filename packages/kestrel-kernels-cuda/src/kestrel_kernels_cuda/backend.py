@@ -26,6 +26,7 @@ MODULES: tuple[str, ...] = (
     "experts_fp8",
     "gated_delta",
     "gated_delta_step",
+    "gated_norm",
     "gates",
     "kv_write",
     "linear",

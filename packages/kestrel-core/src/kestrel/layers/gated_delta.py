@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from kestrel.ops.gated_delta_step import MixerWeights, delta_gates, gated_norm, split_qkv
+from kestrel.ops.gated_delta_step import MixerWeights, split_qkv
 from kestrel.ops.op import dtype_name
 from kestrel.spi.backend import OpQuery
 from kestrel.spi.batch import Batch
@@ -49,6 +49,8 @@ class GatedDelta(nn.Module):
         self._step = ops.resolve(OpQuery.of("gated_delta_step", taps=taps, **shape))
         self._conv = ops.resolve(OpQuery.of("causal_conv", **conv))
         self._rule = ops.resolve(OpQuery.of("gated_delta", mode="prefill", **shape))
+        self._gates = ops.resolve(OpQuery.of("delta_gates", heads=heads, dtype=name))
+        self._norm = ops.resolve(OpQuery.of("gated_norm", dim=value_dim, dtype=name))
 
     def forward(
         self,
@@ -68,8 +70,10 @@ class GatedDelta(nn.Module):
             return out
         mixed_TC = self._conv(qkv_TC, weights.conv_CW, None, view, self.layer)
         q, k, v = split_qkv(mixed_TC, self.key_heads, self.heads, self.value_dim)
-        gate_TH, beta_TH = delta_gates(a_TH, b_TH, weights)
-        return gated_norm(self._rule(q, k, v, gate_TH, beta_TH, view, self.layer), z_THE, weights)
+        gate_TH, beta_TH = self._gates(a_TH, b_TH, weights.a_log_H, weights.dt_bias_H)
+        out_THE = self._rule(q, k, v, gate_TH, beta_TH, view, self.layer)
+        normed: torch.Tensor = self._norm(out_THE, z_THE, weights.norm_E, weights.eps)
+        return normed
 
     @staticmethod
     def state_spec(

@@ -10,17 +10,16 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-import torch.nn.functional as F
 
 from kestrel.ops.causal_conv import causal_conv
 from kestrel.ops.gated_delta import gated_delta
-from kestrel.ops.norms import rms_norm
+from kestrel.ops.gated_norm import delta_gates, gated_norm
 from kestrel.ops.op import Case, Inputs, Op, Tolerance
 from kestrel.ops.random import normal
 from kestrel.ops.recurrent_cases import RECURRENT_SHAPES, RecurrentShape, make_recurrent_view
 from kestrel.spi.batch import RecurrentView
 
-__all__ = ["GATED_DELTA_STEP", "MixerWeights", "delta_gates", "gated_delta_step", "gated_norm", "split_qkv"]
+__all__ = ["GATED_DELTA_STEP", "MixerWeights", "gated_delta_step", "split_qkv"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,8 +51,9 @@ def gated_delta_step(
     """
     mixed_TC = causal_conv(qkv_TC, weights.conv_CW, None, view, layer)
     q, k, v = split_qkv(mixed_TC, key_heads, z_THE.shape[1], z_THE.shape[2])
-    gate_TH, beta_TH = delta_gates(a_TH, b_TH, weights)
-    return gated_norm(gated_delta(q, k, v, gate_TH, beta_TH, view, layer), z_THE, weights)
+    gate_TH, beta_TH = delta_gates(a_TH, b_TH, weights.a_log_H, weights.dt_bias_H)
+    out_THE = gated_delta(q, k, v, gate_TH, beta_TH, view, layer)
+    return gated_norm(out_THE, z_THE, weights.norm_E, weights.eps)
 
 
 def split_qkv(
@@ -68,22 +68,6 @@ def split_qkv(
         k.view(tokens, key_heads, per_head),
         v.view(tokens, heads, value_dim),
     )
-
-
-def delta_gates(
-    a_TH: torch.Tensor, b_TH: torch.Tensor, weights: MixerWeights
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log decay −exp(a_log) · softplus(a + dt_bias) and beta sigmoid(b), both [T, H], float32 for 16-bit inputs."""
-    wide = torch.promote_types(a_TH.dtype, torch.float32)
-    step = F.softplus(a_TH.to(wide) + weights.dt_bias_H.to(wide))
-    return -weights.a_log_H.to(wide).exp() * step, b_TH.to(wide).sigmoid()
-
-
-def gated_norm(o_THE: torch.Tensor, z_THE: torch.Tensor, weights: MixerWeights) -> torch.Tensor:
-    """RMSNorm of each head with the norm weight, rounded, times SiLU(z) in float32, rounded: [T, H, E]."""
-    wide = torch.promote_types(z_THE.dtype, torch.float32)
-    normed = rms_norm(o_THE, weights.norm_E, weights.eps)
-    return (normed.to(wide) * F.silu(z_THE.to(wide))).to(o_THE.dtype)
 
 
 def _make(shape: RecurrentShape, seed: int, device: torch.device, dtype: torch.dtype) -> Inputs:

@@ -11,6 +11,7 @@ from kestrel.ops.fp8_grouped_experts import FP8_GROUPED_EXPERTS
 from kestrel.ops.fp8_linear import FP8_LINEAR
 from kestrel.ops.gated_delta import GATED_DELTA
 from kestrel.ops.gated_delta_step import GATED_DELTA_STEP
+from kestrel.ops.gated_norm import DELTA_GATES, GATED_NORM
 from kestrel.ops.grouped_experts import GROUPED_EXPERTS
 from kestrel.ops.linear import LINEAR
 from kestrel.ops.moe_route import MOE_ROUTE
@@ -42,10 +43,12 @@ OPS: Mapping[str, Op] = MappingProxyType(
             CAUSAL_CONV,
             COPY_PAGE,
             CROSS_ATTENTION,
+            DELTA_GATES,
             FP8_GROUPED_EXPERTS,
             FP8_LINEAR,
             GATED_DELTA,
             GATED_DELTA_STEP,
+            GATED_NORM,
             GROUPED_EXPERTS,
             LAYER_NORM,
             LINEAR,
