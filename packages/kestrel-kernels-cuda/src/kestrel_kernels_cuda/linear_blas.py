@@ -17,6 +17,7 @@ __all__ = ["gate_launch", "product"]
 
 GATE_BLOCK = 1024
 ALIGNED = 8  # 16-bit numbers of a wide write
+MANY = 4096  # outputs that only a vocabulary has in odd numbers; its readers take rows that lie apart
 
 
 @triton.jit
@@ -53,15 +54,16 @@ def product(
     residual: torch.Tensor | None,
 ) -> torch.Tensor:
     """As ``kestrel.ops.linear.linear``."""
+    n = weight.shape[0]
     if epilogue == "gelu_tanh" and bias is not None and x.is_cuda and x.dtype != torch.float32:
         flat = torch._addmm_activation(bias, x.reshape(-1, x.shape[-1]), weight.t(), use_gelu=True)
-        return flat.view(*x.shape[:-1], weight.shape[0])
-    if epilogue is None and bias is None and x.dim() == 2 and x.is_cuda and weight.shape[0] % ALIGNED:
+        return flat.view(*x.shape[:-1], n)
+    if epilogue is None and bias is None and x.dim() == 2 and x.is_cuda and n > MANY and n % ALIGNED:
         return _aligned(x, weight)
     if epilogue == "accumulate" and bias is None:
         assert residual is not None, "the accumulate epilogue needs a residual"
         if residual.is_contiguous():
-            residual.view(-1, weight.shape[0]).addmm_(x.reshape(-1, x.shape[-1]), weight.t())
+            residual.view(-1, n).addmm_(x.reshape(-1, x.shape[-1]), weight.t())
             return residual
     y = F.linear(x, weight, bias)
     match epilogue:
