@@ -51,3 +51,9 @@ def test_one_step_is_in_flight_on_a_cpu_unless_asked_otherwise():
 def test_only_models_that_show_media_have_a_feature_pool():
     assert build(FakeTokenDriver()).features is None
     assert build(ToyHybrid(0)).features is not None
+
+
+def test_features_have_room_for_one_launch_and_for_the_next():
+    lane = build(ToyHybrid(0), max_batched_tokens=512)
+    assert lane.features is not None
+    assert lane.limits.max_len < 1024 <= lane.features.rows

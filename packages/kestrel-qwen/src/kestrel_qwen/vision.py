@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from kestrel.layers import MLP, Angles, LayerNorm, Linear, Rope, VisionAttention
+from kestrel.layers import MLP, AddNorm, Angles, Linear, Rope, VisionAttention
 from kestrel.spi import OpTableLike
 from kestrel_qwen.config import VisionConfig
 
@@ -31,13 +31,12 @@ class SelfAttention(nn.Module):
         super().__init__()
         dim, self.heads = config.hidden_size, config.heads
         self.qkv = Linear(ops, dim, 3 * dim, dtype=dtype)
-        self.proj = Linear(ops, dim, dim, epilogue="residual", dtype=dtype)
+        self.proj = Linear(ops, dim, dim, dtype=dtype)
         self.attend = VisionAttention(ops, self.heads, config.head_dim, dtype=dtype)
 
     def forward(
         self,
         h_NC: torch.Tensor,
-        residual_NC: torch.Tensor,
         rope: Rope,
         angles: Angles,
         slices: Sequence[tuple[int, int]],
@@ -49,25 +48,33 @@ class SelfAttention(nn.Module):
             mine = slice(start, start + count * size)
             start = mine.stop
             outs.append(self.attend(*(x[mine].unflatten(0, (count, size)) for x in (q, k, v))).flatten(0, 1))
-        return self.proj(torch.cat(outs).flatten(1), residual_NC)
+        out: torch.Tensor = self.proj(torch.cat(outs).flatten(1))
+        return out
 
 
 class VisionBlock(nn.Module):
-    """Pre-norm attention, then pre-norm MLP."""
+    """Pre-norm attention, then pre-norm MLP. What either adds to the stream is added by the norm behind it."""
 
     def __init__(self, config: VisionConfig, ops: OpTableLike, dtype: torch.dtype) -> None:
         super().__init__()
         dim = config.hidden_size
-        self.norm1 = LayerNorm(ops, dim, EPS, dtype=dtype)
+        self.norm1 = AddNorm(ops, dim, EPS, kind="layer", dtype=dtype)
         self.attn = SelfAttention(config, ops, dtype)
-        self.norm2 = LayerNorm(ops, dim, EPS, dtype=dtype)
-        self.mlp = MLP(ops, dim, config.intermediate_size, residual=True, dtype=dtype)
+        self.norm2 = AddNorm(ops, dim, EPS, kind="layer", dtype=dtype)
+        self.mlp = MLP(ops, dim, config.intermediate_size, dtype=dtype)
 
     def forward(
-        self, x_NC: torch.Tensor, rope: Rope, angles: Angles, slices: Sequence[tuple[int, int]]
-    ) -> torch.Tensor:
-        x_NC = self.attn(self.norm1(x_NC), x_NC, rope, angles, slices)
-        return self.mlp(self.norm2(x_NC), x_NC)
+        self,
+        x_NC: torch.Tensor,
+        delta_NC: torch.Tensor | None,
+        rope: Rope,
+        angles: Angles,
+        slices: Sequence[tuple[int, int]],
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The stream and what is to be added to it; ``delta_NC``: what the block before left to add."""
+        x_NC, h_NC = self.norm1(x_NC, delta_NC)
+        x_NC, h_NC = self.norm2(x_NC, self.attn(h_NC, rope, angles, slices))
+        return x_NC, self.mlp(h_NC)
 
 
 class PatchMerger(nn.Module):
@@ -77,11 +84,13 @@ class PatchMerger(nn.Module):
         super().__init__()
         self.block = config.spatial_merge_size**2
         wide = config.hidden_size * self.block
-        self.norm = LayerNorm(ops, config.hidden_size, EPS, dtype=dtype)
+        self.norm = AddNorm(ops, config.hidden_size, EPS, kind="layer", dtype=dtype)
         self.mlp = MLP(ops, wide, wide, out=config.out_hidden_size, activation="gelu", dtype=dtype)
 
-    def forward(self, x_NC: torch.Tensor) -> torch.Tensor:
-        return self.mlp(self.norm(x_NC).view(len(x_NC) // self.block, -1))
+    def forward(self, x_NC: torch.Tensor, delta_NC: torch.Tensor | None) -> torch.Tensor:
+        """Of ``x_NC`` and what is still to be added to it."""
+        _, h_NC = self.norm(x_NC, delta_NC)
+        return self.mlp(h_NC.view(len(h_NC) // self.block, -1))
 
 
 class VisionTower(nn.Module):
@@ -112,9 +121,10 @@ class VisionTower(nn.Module):
         x_NC = x_NC + torch.cat(learned).to(x_NC.dtype)
         angles = self.rope(torch.cat(places, dim=1))
         slices = _slices(grids)
+        delta_NC = None
         for block in self.blocks:
-            x_NC = block(x_NC, self.rope, angles, slices)
-        return self.merger(x_NC)
+            x_NC, delta_NC = block(x_NC, delta_NC, self.rope, angles, slices)
+        return self.merger(x_NC, delta_NC)
 
     def _learned(self, grid: Grid, place_2N: torch.Tensor) -> torch.Tensor:
         """Positions [N, C] at the rows and columns of ``place_2N``: the table, its corners on the grid's, sampled."""

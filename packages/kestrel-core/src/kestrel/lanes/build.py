@@ -93,10 +93,13 @@ def build_token_lane(
 def feature_pool(
     spec: TokenSpec, config: RuntimeConfig, max_len: int, *, device: torch.device, dtype: torch.dtype
 ) -> FeaturePool | None:
-    """Room for media features of prompts of up to ``max_len`` positions; None for a model that shows none there."""
+    """Room for media features of prompts of up to ``max_len`` positions, and for as many as two launches take: one
+    shows some while the encoder makes the next. None for a model that shows none there."""
     if not any(media.into == "positions" for media in spec.media):
         return None
-    rows = min(max_len, max(LEAST_FEATURE_ROWS, 4 * config.max_batched_tokens))
+    rows = min(
+        max(max_len, 2 * config.max_batched_tokens), max(LEAST_FEATURE_ROWS, 4 * config.max_batched_tokens)
+    )
     return FeaturePool(rows, spec.hidden_size, device=device, dtype=dtype)
 
 
