@@ -25,5 +25,5 @@ def test_every_batch_has_a_bucket_that_is_not_much_larger(most):
 
 def test_kernels_are_compiled_for_every_bucket_of_rows_and_tokens():
     assert launch_sizes(12, 300) == {"decode": (1, 2, 4, 8, 12), "prefill": (128, 256, 300)}
-    assert launch_sizes(1, 2048)["prefill"] == (128, 256, 512, 768, 1024, 2048)
+    assert launch_sizes(1, 2048)["prefill"] == (128, 256, 512, 768, 1024, 1536, 2048)
     assert launch_sizes(1, 100)["prefill"] == (100,)
