@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
+from kestrel.device import Staging
 from kestrel.ops.resampling import CropPlan, crop_tables
+from kestrel.sampling.rows import SampleRows
 from kestrel.spi import Limits, OpQuery, PagedView
 from kestrel_kernels_cuda import linear_launch
 from kestrel_kernels_cuda.backend import CudaBackend
@@ -21,6 +24,10 @@ from kestrel_kernels_cuda.launch import Launch
 
 BF16 = torch.bfloat16
 ROWS = 3
+VOCAB = 5000
+
+Call = tuple[OpQuery, Callable[[Callable[..., object]], object]]
+"""A query as a layer makes it, and a call of its provider with tensors as models make them."""
 
 
 class Named:
@@ -55,8 +62,38 @@ def view() -> PagedView:
     )  # fmt: skip
 
 
-def calls() -> Iterator[tuple[OpQuery, Callable[[Callable[..., object]], object]]]:
-    """Queries as layers make them, and a call of each with tensors as models make them."""
+def sampling_calls() -> Iterator[Call]:
+    """The sampling ops over a sampler's own tables, whose lists lie at any word of a record, by numbers of rows."""
+    tables = SampleRows(VOCAB, 9, Staging(torch.device("cpu")), has_room=True).tables
+    facts = {"vocab": VOCAB, "dtype": "bfloat16"}
+    masked = {"biases": True, "statics": True, "automata": True}
+    for n in (1, 2, 3, 16):
+        logits, rows = empty(n, VOCAB), empty(n, dtype=torch.int64)
+        best, first = empty(2 * n, dtype=torch.float32).split(n)
+        ids = empty(2 * n, dtype=torch.int64)[:n]
+        drawn, row = (logits, best, ids, rows, tables), (ids, first, best, rows, tables)
+        yield OpQuery.of("sample_argmax", **facts), partial(call, logits)
+        for options in ({}, {"prefers": True}):
+            yield (
+                OpQuery.of("sample_process", **facts),
+                partial(call, logits, rows, tables, **masked, **options),
+            )
+        for options in ({}, {"ranks": True, "min_p": True}):
+            yield OpQuery.of("sample_draw", **facts), partial(call, *drawn, **options)
+        for options in ({}, {"advances": True}, {"advances": True, "automata": True}):
+            yield OpQuery.of("sample_commit", **facts), partial(call, *row, stops=True, **options)
+        for count in (0, 20):
+            yield OpQuery.of("sample_logprobs", count=20, **facts), partial(call, logits, ids, count)
+
+
+def call(*arguments: object, **options: object) -> object:
+    """The last argument with the others."""
+    *given, fn = arguments
+    return fn(*given, **options)
+
+
+def layer_calls() -> Iterator[Call]:
+    """The ops of layers."""
     x, weight = empty(ROWS, 96), empty(96)
     norm = {"dim": 96, "dtype": "bfloat16"}
     yield OpQuery.of("rms_norm", kind="rms", **norm), lambda fn: fn(x, weight, 1e-6, add_one=False)
@@ -119,12 +156,14 @@ def main() -> None:
     triton.knobs.runtime.jit_post_compile_hook = lambda **about: names.append(about["fn"].name)
     Launch.run = Launch.compile  # type: ignore[method-assign]
     impls, late = CudaBackend().impls(), {}
-    for query, call in calls():
-        for job in impls[query.op].warm(query, (1, 16)):
+    warmed: set[OpQuery] = set()
+    for query, make_call in (*layer_calls(), *sampling_calls()):
+        for job in () if query in warmed else impls[query.op].warm(query, (1, 16)):
             job()
-        assert names, f"warm-up of {query} compiles nothing"
+        assert names or query in warmed, f"warm-up of {query} compiles nothing"
+        warmed.add(query)
         names.clear()
-        call(impls[query.op].fn)
+        make_call(impls[query.op].fn)
         if names:
             late[str(query)] = list(names)
         names.clear()

@@ -17,12 +17,20 @@ from kestrel_kernels_cuda.compiling import CompileCase
 from kestrel_kernels_cuda.launch import Launch
 from kestrel_kernels_cuda.linear_parts import start_next, wait_for_previous
 from kestrel_kernels_cuda.sampling_meta import meta_tables
-from kestrel_kernels_cuda.sampling_parts import cases_of, chained, compiled, list_of, supports
+from kestrel_kernels_cuda.sampling_parts import (
+    SCALARS,
+    STRIDES,
+    cases_of,
+    chained,
+    compiled,
+    list_of,
+    supports,
+)
 
 __all__ = ["IMPLS", "compile_cases", "sample_commit"]
 
 
-@triton.jit
+@triton.jit(do_not_specialize=STRIDES, do_not_specialize_on_alignment=SCALARS)
 def commit_kernel(
     ids, first, best, rows, stopped, status,
     index, stride_index, counts, vocab, stops, num_stops, stride_stops,
@@ -69,11 +77,14 @@ def _launch(
 ) -> tuple[torch.Tensor, torch.Tensor, Launch]:
     num_rows, bank = len(ids_N), tables.bank
     stopped_N, status_N = (torch.empty(num_rows, dtype=torch.uint8, device=ids_N.device) for _ in range(2))
-    counts_RV = ids_N if tables.counts_RV is None else tables.counts_RV  # not read then
+    counts_RV = tables.counts_RV if flags[1] else None
+    counts = (
+        (ids_N, 0) if counts_RV is None else (counts_RV, counts_RV.stride(0))
+    )  # not read without penalties
     args = (
         ids_N, first_N, best_N, rows_N, stopped_N, status_N,
-        tables.index_R, tables.index_R.stride(0), counts_RV, counts_RV.stride(0), *list_of(tables.stops),
-        *list_of(tables.automata), tables.states_RA, tables.states_RA.stride(0),
+        tables.index_R, tables.index_R.stride(0), *counts, *list_of(tables.stops), *list_of(tables.automata),
+        tables.states_RA, tables.states_RA.stride(0),
         bank.base_A, bank.offset_S, bank.next, bank.classes_AV, bank.classes_AV.stride(0),
     )  # fmt: skip
     named = dict(zip(("ADVANCES", "PENALTIES", "AUTOMATA", "STOPS"), flags, strict=True))

@@ -20,6 +20,8 @@ from kestrel_kernels_cuda.sampling_meta import meta_tables
 from kestrel_kernels_cuda.sampling_parts import (
     CHUNK,
     LOWEST,
+    SCALARS,
+    STRIDES,
     best_of,
     cases_of,
     chained,
@@ -58,7 +60,7 @@ def noise_of(chunk, seed, index, choice, CHUNK: tl.constexpr):
     return gumbel_of(tl.reshape(tl.join(tl.join(w0, w2), tl.join(w1, w3)), [CHUNK]))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=STRIDES, do_not_specialize_on_alignment=SCALARS)
 def draw_kernel(
     logits, stride_n, best, rows, floats, stride_floats, ints, stride_ints, index, stride_index,
     threshold, cut, near, parts, vocab,
@@ -94,9 +96,9 @@ def draw_kernel(
     tl.store(parts + part, packed)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=STRIDES, do_not_specialize_on_alignment=SCALARS)
 def drawn_kernel(
-    parts, greedy, rows, floats, stride_floats, ids, chunks, vocab, BLOCK_C: tl.constexpr, PDL: tl.constexpr
+    scores, greedy, rows, floats, stride_floats, ids, chunks, vocab, BLOCK_C: tl.constexpr, PDL: tl.constexpr
 ):
     """The id of the largest score of each row, or the greedy one."""
     start_next(PDL)
@@ -106,7 +108,7 @@ def drawn_kernel(
     chosen = tl.load(greedy + n)
     if tl.load(floats + row * stride_floats) > 0.0:
         chunk = tl.arange(0, BLOCK_C)
-        packed = tl.max(tl.load(parts + n * chunks + chunk, mask=chunk < chunks, other=LOWEST), axis=0)
+        packed = tl.max(tl.load(scores + n * chunks + chunk, mask=chunk < chunks, other=LOWEST), axis=0)
         chosen = tl.minimum(0x7FFFFFFF - (packed & 0xFFFFFFFF), vocab - 1)
     tl.store(ids + n, chosen)
 

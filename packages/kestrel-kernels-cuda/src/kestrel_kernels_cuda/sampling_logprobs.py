@@ -22,13 +22,13 @@ from kestrel_kernels_cuda.sampling_parts import (
     chained,
     chunks_of,
     compiled,
-    log_of,
-    order_of,
+    finite_or_zero,
+    log_sum_of,
+    packed_of,
     rows_of,
     supports,
     value_of,
 )
-from kestrel_kernels_cuda.sampling_prefer import finite_or_zero
 
 __all__ = ["IMPLS", "compile_cases", "sample_logprobs"]
 
@@ -51,8 +51,7 @@ def top_parts_kernel(
     tl.store(sums + 2 * part, largest)
     tl.store(sums + 2 * part + 1, tl.sum(tl.exp(x - finite_or_zero(largest)), axis=0))
     if COUNT > 0:
-        packed = order_of(x).to(tl.int64) * 4294967296 + (0x7FFFFFFF - place).to(tl.int64)
-        packed = tl.where(is_in, packed, LOWEST)
+        packed = packed_of(x, place, is_in)
         for k in range(COUNT):
             best = tl.max(packed, axis=0)
             tl.store(tops + part * COUNT + k, best)
@@ -73,9 +72,7 @@ def top_kernel(
     at, is_chunk = sums + 2 * (n * chunks + chunk), chunk < chunks
     largest_C = tl.load(at, mask=is_chunk, other=float("-inf"))
     sum_C = tl.load(at + 1, mask=is_chunk, other=0.0)
-    largest = finite_or_zero(tl.max(largest_C, axis=0))
-    share_C = tl.where(sum_C == 0.0, 0.0, sum_C * tl.exp(finite_or_zero(largest_C) - largest))
-    log_sum = log_of(tl.sum(share_C, axis=0))
+    largest, log_sum = log_sum_of(largest_C, sum_C)
     x = tl.load(logits + n * stride_n + tl.load(ids + n)).to(tl.float32)
     tl.store(logprob + n, x - largest - log_sum)
     if COUNT > 0:

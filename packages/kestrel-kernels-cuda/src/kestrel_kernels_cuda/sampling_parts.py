@@ -24,22 +24,41 @@ from kestrel_kernels_cuda.linear_parts import start_next, wait_for_previous
 
 __all__ = [
     "CHUNK",
+    "LOWEST",
     "MOST_VOCAB",
+    "SCALARS",
+    "STRIDES",
     "best_of",
-    "chunks_of",
-    "compiled",
     "cases_of",
     "chained",
+    "chunks_of",
+    "compiled",
+    "finite_or_zero",
     "join_kernel",
     "joined",
     "lean_best_of",
     "list_of",
     "log_of",
+    "log_sum_of",
     "order_of",
+    "packed_of",
     "rows_of",
     "supports",
     "value_of",
 ]
+
+STRIDES = [
+    "stride_floats", "stride_ints", "stride_index", "stride_states", "stride_stops", "stride_biases",
+    "stride_statics", "stride_hosts", "stride_numbers", "stride_group", "stride_unless", "stride_bounds",
+]  # fmt: skip
+"""Arguments that are words from record to record. They move when a list grows, which must not compile a kernel anew."""
+
+SCALARS = [
+    "rows", "best", "first", "greedy", "parts", "first_parts", "floats", "ints", "index", "states", "stops",
+    "num_stops", "biases", "num_biases", "statics", "num_statics", "hosts", "num_hosts", "numbers", "num_numbers",
+    "group", "num_group", "unless", "num_unless", "base", "bounds", "num_bounds",
+]  # fmt: skip
+"""Arguments that are read a number at a time, so that it does not matter where in a record they lie."""
 
 CHUNK = 2048  # 122 programs for one row of 248,320: about one per multiprocessor of a large device
 MOST_VOCAB = 1 << 20  # chunks of a row that one program joins
@@ -67,10 +86,30 @@ def log_of(x):
 
 
 @triton.jit
-def best_of(x, place, is_in):
-    """The largest of a chunk, packed: its key above the complement of its place, so that of equals the first wins."""
+def finite_or_zero(x):
+    """``x``, or 0 where it is infinite: what exponents are taken relative to."""
+    return tl.where((x == float("inf")) | (x == float("-inf")), 0.0, x)
+
+
+@triton.jit
+def log_sum_of(largest_C, sum_C):
+    """(base, logarithm of the sum relative to it) of a row, from each chunk's largest and its sum relative to that."""
+    base = finite_or_zero(tl.max(largest_C, axis=0))
+    share_C = tl.where(sum_C == 0.0, 0.0, sum_C * tl.exp(finite_or_zero(largest_C) - base))
+    return base, log_of(tl.sum(share_C, axis=0))
+
+
+@triton.jit
+def packed_of(x, place, is_in):
+    """Keys above the complements of places, so that of equals the first is the largest."""
     packed = order_of(x).to(tl.int64) * 4294967296 + (0x7FFFFFFF - place).to(tl.int64)
-    return tl.max(tl.where(is_in, packed, LOWEST), axis=0)
+    return tl.where(is_in, packed, LOWEST)
+
+
+@triton.jit
+def best_of(x, place, is_in):
+    """The largest of a chunk, packed."""
+    return tl.max(packed_of(x, place, is_in), axis=0)
 
 
 @triton.jit

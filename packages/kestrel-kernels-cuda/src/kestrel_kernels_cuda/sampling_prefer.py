@@ -12,7 +12,17 @@ import triton.language as tl
 from kestrel.ops.sample_tables import RowList
 from kestrel_kernels_cuda.launch import Launch, power_of_two
 from kestrel_kernels_cuda.linear_parts import start_next, wait_for_previous
-from kestrel_kernels_cuda.sampling_parts import CHUNK, best_of, list_of, log_of, order_of, value_of
+from kestrel_kernels_cuda.sampling_parts import (
+    CHUNK,
+    SCALARS,
+    STRIDES,
+    best_of,
+    finite_or_zero,
+    list_of,
+    log_sum_of,
+    order_of,
+    value_of,
+)
 
 __all__ = ["member_of", "prefer_launches"]
 
@@ -27,13 +37,7 @@ def member_of(member, place, first_place, end_place, items, count):
     return member
 
 
-@triton.jit
-def finite_or_zero(x):
-    """``x``, or 0 where it is infinite: what exponents are taken relative to."""
-    return tl.where((x == float("inf")) | (x == float("-inf")), 0.0, x)
-
-
-@triton.jit
+@triton.jit(do_not_specialize=STRIDES, do_not_specialize_on_alignment=SCALARS)
 def scan_kernel(
     logits, rows, sums, vocab, chunks, group, num_group, stride_group, unless, num_unless, stride_unless,
     CHUNK: tl.constexpr,
@@ -64,7 +68,7 @@ def scan_kernel(
         tl.store(at + 2 * chunks, value_of(tl.max(order_of(others), axis=0)))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=STRIDES, do_not_specialize_on_alignment=SCALARS)
 def prefer_kernel(
     logits, rows, sums, parts, vocab, chunks, group, num_group, stride_group, unless, num_unless, stride_unless,
     CHUNK: tl.constexpr, BLOCK_C: tl.constexpr,
@@ -82,10 +86,8 @@ def prefer_kernel(
         largest_C = tl.load(at, mask=is_chunk, other=float("-inf"))
         sum_C = tl.load(at + chunks, mask=is_chunk, other=0.0)
         outside_C = tl.load(at + 2 * chunks, mask=is_chunk, other=float("-inf"))
-        largest = finite_or_zero(tl.max(largest_C, axis=0))
-        share_C = tl.where(sum_C == 0.0, 0.0, sum_C * tl.exp(finite_or_zero(largest_C) - largest))
-        mass = largest + log_of(tl.sum(share_C, axis=0))
-        if mass > value_of(tl.max(order_of(outside_C), axis=0)):
+        largest, log_sum = log_sum_of(largest_C, sum_C)
+        if largest + log_sum > value_of(tl.max(order_of(outside_C), axis=0)):
             first_place = chunk * CHUNK
             end_place = first_place + CHUNK
             place = first_place + tl.arange(0, CHUNK)

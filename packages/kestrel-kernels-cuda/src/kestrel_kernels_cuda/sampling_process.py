@@ -19,6 +19,8 @@ from kestrel_kernels_cuda.linear_parts import start_next, wait_for_previous
 from kestrel_kernels_cuda.sampling_meta import meta_tables
 from kestrel_kernels_cuda.sampling_parts import (
     CHUNK,
+    SCALARS,
+    STRIDES,
     cases_of,
     chained,
     chunks_of,
@@ -47,7 +49,7 @@ def windowed(banned, place, first_place, end_place, index, items, count):
     return banned
 
 
-@triton.jit
+@triton.jit(do_not_specialize=STRIDES, do_not_specialize_on_alignment=SCALARS)
 def process_kernel(
     logits, stride_n, rows, out, parts, first_parts, vocab,
     floats, stride_floats, index, stride_index, counts,
@@ -118,7 +120,7 @@ def _launches(
     processed_NV = torch.empty((num_rows, vocab), dtype=torch.float32, device=device)
     parts_2NC = torch.empty((2, num_rows, chunks_of(vocab)), dtype=torch.int64, device=device)
     parts_NC, first_NC = parts_2NC.unbind(0)
-    counts_RV = rows_N if tables.counts_RV is None else tables.counts_RV  # not read then
+    counts_RV = tables.counts_RV if flags[0] else rows_N  # not read without penalties
     args = (
         logits_NV, logits_NV.stride(0), rows_N, processed_NV, parts_NC, first_NC, vocab,
         tables.floats_R6, tables.floats_R6.stride(0), tables.index_R, tables.index_R.stride(0), counts_RV,

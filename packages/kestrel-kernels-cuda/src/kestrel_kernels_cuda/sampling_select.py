@@ -19,13 +19,12 @@ from kestrel.ops.sample_tables import SampleTables
 from kestrel_kernels_cuda.launch import Launch, power_of_two
 from kestrel_kernels_cuda.linear_parts import start_next, wait_for_previous
 from kestrel_kernels_cuda.sampling_edges import edge_by_bisection, edge_by_ranks, mass_of
-from kestrel_kernels_cuda.sampling_parts import CHUNK, order_of
+from kestrel_kernels_cuda.sampling_parts import CHUNK, SCALARS, STRIDES, chunks_of, order_of
 
 __all__ = ["Threshold", "select_launches"]
 
-BINS = tl.constexpr(
-    32
-)  # a quarter of an octave of 1 + distance each: the last one begins at a distance of 220
+NUM_BINS = 32  # a quarter of an octave of 1 + distance each: the last one begins at a distance of 220
+BINS = tl.constexpr(NUM_BINS)
 SHIFT = tl.constexpr(21)  # float32 bits below the two leading ones of the fraction
 ONE = tl.constexpr(508)  # the bits of 1.0 above SHIFT
 BLOCK = 4096  # candidates looked at together
@@ -59,7 +58,7 @@ def settings_of(floats, stride_floats, ints, stride_ints, row, vocab):
     return temperature, top_k, top_p, has_k, has_p
 
 
-@triton.jit
+@triton.jit(do_not_specialize=STRIDES, do_not_specialize_on_alignment=SCALARS)
 def histogram_kernel(
     logits,
     stride_n,
@@ -102,7 +101,7 @@ def histogram_kernel(
         tl.store(masses + at, masses_B)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=STRIDES, do_not_specialize_on_alignment=SCALARS)
 def pick_kernel(
     rows, floats, stride_floats, ints, stride_ints, counts, masses, bins, bases, offsets, kept, vocab, chunks,
     BLOCK_C: tl.constexpr,
@@ -153,7 +152,7 @@ def pick_kernel(
         tl.store(offsets + n * (chunks + 1) + chunks, 0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=STRIDES, do_not_specialize_on_alignment=SCALARS)
 def gather_kernel(
     logits, stride_n, best, bins, offsets, orders, ids, vocab, CHUNK: tl.constexpr, PDL: tl.constexpr
 ):
@@ -174,7 +173,7 @@ def gather_kernel(
         tl.store(ids + n * vocab + rank, place, mask=is_candidate)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=STRIDES, do_not_specialize_on_alignment=SCALARS)
 def select_kernel(
     best, rows, floats, stride_floats, ints, stride_ints, bins, bases, offsets, orders, ids, thresholds, cuts,
     vocab, chunks, BLOCK: tl.constexpr, FEW: tl.constexpr, STEP: tl.constexpr,
@@ -216,12 +215,13 @@ def select_launches(
 ) -> tuple[Threshold, list[Launch]]:
     """Where the thresholds will be once the launches ran. Rows without top-k and top-p keep every token."""
     (num_rows, vocab), device = logits_NV.shape, logits_NV.device
-    chunks = -(-vocab // CHUNK)
+    chunks = chunks_of(vocab)
 
     def empty(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device=device)
 
-    counts_NCB, masses_NCB = empty(num_rows, chunks, 32), empty(num_rows, chunks, 32, dtype=torch.float32)
+    counts_NCB = empty(num_rows, chunks, NUM_BINS)
+    masses_NCB = empty(num_rows, chunks, NUM_BINS, dtype=torch.float32)
     bins_N3, bases_N2 = empty(num_rows, 3), empty(num_rows, 2, dtype=torch.float32)
     offsets_NC = empty(num_rows, chunks + 1)
     orders_NV, ids_NV = empty(num_rows, vocab), empty(num_rows, vocab)
