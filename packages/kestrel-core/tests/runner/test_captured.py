@@ -163,6 +163,17 @@ def test_programs_are_captured_anew_when_sampling_has_moved_its_tables():
 
 
 @pytest.mark.parametrize("depth", [1, 2])
+def test_a_newcomer_that_moves_samplings_tables_harms_no_row_that_decodes(depth):
+    bench = Bench(ToyHybrid(3), depth=depth, graphs=ReplayGraphs())
+    stays = bench.submit([4, 5, 6], max_tokens=12)
+    bench.tick(4)
+    comes = bench.submit([9, 8], max_tokens=6, settings={"repetition_penalty": 1.5})
+    bench.run()
+    assert bench.outcomes[comes].error is None
+    assert bench.outcomes[stays].ids == Expected(ToyHybrid(3)).ids(Layout(tokens=(4, 5, 6)), 12)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
 def test_bins_go_from_program_to_program(depth):
     driver = ToyHybrid(7, aux=True, window=None)
     bench = Bench(driver, depth=depth, graphs=ReplayGraphs())

@@ -108,6 +108,7 @@ class DecodePrograms:
             self._sampler.prepare(needs)
             return None
         self._num_rare += 1
+        self._sampler.prepare(needs)
         try:
             program = self._graphs.capture(self._choice(h_NC, needs, entry.stage.rows))
         except Exception as error:  # nothing ran, so the rows sample op by op as they did before

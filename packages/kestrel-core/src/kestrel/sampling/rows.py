@@ -57,14 +57,14 @@ class SampleRows:
     @property
     def tables(self) -> SampleTables:
         """What the ops read; stale once ``generation`` moved."""
-        if self._tables_of != self.generation:
-            self._tables, self._tables_of = self._read(), self.generation
+        self._renew()
         return self._tables
 
     def prepare(self, needs: Needs) -> None:
-        """Make the tensors that exist only once a row needs them."""
+        """Make the tensors that exist only once a row needs them, and ``tables`` of all."""
         if needs & Needs.PENALTIES:
             self._penalties.prepare()
+        self._renew()
 
     def set(
         self,
@@ -104,6 +104,10 @@ class SampleRows:
     def set_host(self, row: int, allowed: TokenSet) -> None:
         """What the host rules of ``row`` allow next."""
         self._masks.set_host(row, allowed)
+
+    def _renew(self) -> None:
+        if self._tables_of != self.generation:
+            self._tables, self._tables_of = self._read(), self.generation
 
     def _read(self) -> SampleTables:
         lists = self._records.list
