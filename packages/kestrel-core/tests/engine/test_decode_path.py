@@ -1,19 +1,24 @@
 """decode_path and enable_cuda_graphs: captured programs where wanted and possible, or an error that says why not."""
 
+from functools import partial
+
 import pytest
 
 from kestrel.config import RuntimeConfig
 from kestrel.engine import decode_path
 from kestrel.errors import InvalidRequestError, LoadError, NoKernelError
+from kestrel.lanes import build
 from kestrel.ops import OpTable
+from kestrel.sampling import Sampler
 from kestrel.spi.backend import OpQuery
 from kestrel.testing.graphs import ReplayGraphs
 
 
 @pytest.fixture
 def graphs(monkeypatch):
-    """A stand-in that captures on the CPU."""
+    """A stand-in that captures on the CPU, and sampling that looks at no value, as on a device that captures."""
     graphs = ReplayGraphs()
+    monkeypatch.setattr(build, "Sampler", partial(Sampler, branch_free=True))
     monkeypatch.setattr(decode_path, "graphs_for", lambda device: graphs)
     return graphs
 
