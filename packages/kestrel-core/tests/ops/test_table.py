@@ -140,6 +140,29 @@ def test_a_backend_that_raises_is_left_out_with_its_reason(where, caplog):
     assert "broken failed" in caplog.text
 
 
+class Vague(Backend):
+    """Answers True in the method called ``where``."""
+
+    def __init__(self, where):
+        super().__init__("vague", 9)
+        self.where = where
+
+    def probe(self, device):
+        return self.where == "probe" or super().probe(device)
+
+    def impls(self):
+        if self.where == "supports":
+            return {"rms_norm": Impl(supports=lambda query: True, fn=self.fn)}
+        return self.where == "impls" or super().impls()
+
+
+@pytest.mark.parametrize("where", ["probe", "impls", "supports"])
+def test_a_backend_that_answers_with_something_else_is_left_out_and_told_what_was_missed(where):
+    (row,) = resolve_ops([QUERY], backends=[Vague(where), Backend("low")]).rows()
+    assert row.provider == "low"
+    assert f"TypeError: {where} gave a bool" in row.rejected["vague"]
+
+
 def test_what_keeps_a_program_from_being_captured_is_named_with_its_provider():
     decode, prefill = (
         OpQuery.of("paged_attention", mode=mode, dtype="float32") for mode in ("decode", "prefill")

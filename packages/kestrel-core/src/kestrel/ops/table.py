@@ -36,7 +36,10 @@ def _always(query: OpQuery) -> Yes | No:
 
 def _answer(name: str, impl: Impl, query: OpQuery) -> Yes | No:
     try:
-        return impl.supports(query)
+        answer = impl.supports(query)
+        if not isinstance(answer, Yes | No):
+            raise TypeError(f"supports gave a {type(answer).__name__}, neither Yes nor No")
+        return answer
     except Exception as error:  # a backend is a plugin: one that fails to answer does not serve
         log.warning("kernel backend %s failed to say whether it serves %s", name, query, exc_info=error)
         return No(f"failed to answer ({type(error).__name__}: {error})")
@@ -117,7 +120,9 @@ class OpTable:
                 jobs += impl.warm(query, row_counts.get(query.get("mode", ""), everywhere))
             except Exception as error:  # a backend is a plugin: it compiles at the first launch then
                 name = self._choices[query].provider
-                log.warning("kernel backend %s does not say what to compile for %s", name, query, exc_info=error)
+                log.warning(
+                    "kernel backend %s does not say what to compile for %s", name, query, exc_info=error
+                )
         return jobs
 
     def _impl(self, query: OpQuery) -> Impl:
@@ -198,7 +203,10 @@ def _because(rejected: Mapping[str, str]) -> str:
 def probe_backend(backend: KernelBackend, device: torch.device) -> Available | Unavailable:
     """Whether ``backend`` runs on ``device``; one whose probe raises does not, and why is logged."""
     try:
-        return backend.probe(device)
+        answer = backend.probe(device)
+        if not isinstance(answer, Available | Unavailable):
+            raise TypeError(f"probe gave a {type(answer).__name__}, neither Available nor Unavailable")
+        return answer
     except Exception as error:
         return _failed(backend, device, error)
 
@@ -208,7 +216,10 @@ def _offers(backend: KernelBackend, device: torch.device) -> Mapping[str, Impl] 
     if isinstance(answer, Unavailable):
         return answer
     try:
-        return backend.impls()
+        impls = backend.impls()
+        if not isinstance(impls, Mapping):
+            raise TypeError(f"impls gave a {type(impls).__name__}, not a mapping")
+        return impls
     except Exception as error:
         return _failed(backend, device, error)
 
