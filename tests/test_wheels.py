@@ -88,6 +88,7 @@ def test_wheel_holds_its_package_its_licence_and_its_types(wheels: dict[str, Pat
     licences = [file for file in files if file.endswith(".dist-info/licenses/LICENSE")]
     assert {f"{package}/__init__.py", f"{package}/py.typed"} <= files
     assert len(licences) == 1
+    assert wheels[name].name.endswith("-py3-none-any.whl")
     assert {file.split("/")[0] for file in files} == {package, licences[0].split("/")[0]}
 
 
@@ -108,6 +109,13 @@ def test_installed_families_list_their_models_without_torch(elsewhere: Path, tmp
     *names, failures, has_torch = run(elsewhere, "-c", code, cwd=tmp_path, env=environment()).splitlines()
     assert {"kestrel/nano", "Qwen/Qwen3.5-0.8B", "openai/whisper-small"} <= set(names)
     assert (failures, has_torch) == ("", "False")
+
+
+def test_installed_kernels_say_why_they_step_aside_without_cuda(elsewhere: Path, tmp_path: Path):
+    command = (elsewhere.parent / "kestrel", "doctor", "--json")
+    shown = json.loads(run(*command, cwd=tmp_path, env=environment()))
+    assert shown["plugins"]["kernels-cuda"] == "ok"
+    assert shown["backends"]["cuda"]["cpu"] == "unavailable: runs on CUDA devices, not on cpu"
 
 
 def test_installed_command_answers_a_question_with_the_embedded_model(elsewhere: Path, tmp_path: Path):
