@@ -33,8 +33,7 @@ from kestrel_kernels_cuda.attention_configs import (
 from kestrel_kernels_cuda.attention_decode import decode_launches
 from kestrel_kernels_cuda.attention_parts import Keys
 from kestrel_kernels_cuda.attention_prefill import prefill_launch
-from kestrel_kernels_cuda.attention_warm import jobs_of
-from kestrel_kernels_cuda.launch import Launch
+from kestrel_kernels_cuda.launch import Launch, jobs_of
 
 DEVICE, BF16, PAGE = torch.device("cuda"), torch.bfloat16, 16
 COLD = 150e6  # bytes of keys that launches of a graph go through before they come back to the first

@@ -23,8 +23,11 @@ TILE = 512  # numbers of one program
 
 @triton.jit
 def _cosine_and_sine(angle):
-    """Both of a float32 angle to float32 accuracy, however large: Triton's own call a routine that spills. The angle
-    is reduced to a quarter turn around zero, where a series of few terms is exact enough, all in float64."""
+    """(cosine, sine) of a float32 angle, to float32 accuracy, up to angles of 2^24.
+
+    Triton's own call a routine that spills. The angle is reduced to a quarter turn around zero, where a Taylor series
+    of few terms is exact enough, all in float64.
+    """
     wide = angle.to(tl.float64)
     quarter = tl.floor(wide * 0.6366197723675814 + 0.5)
     r = wide - quarter * 1.5707963267948966

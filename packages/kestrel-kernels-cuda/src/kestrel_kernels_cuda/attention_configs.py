@@ -10,21 +10,25 @@ from functools import cache
 
 import torch
 
+from kestrel.spi import No, OpQuery, Yes
 from kestrel.spi.batch import Limits
 from kestrel_kernels_cuda import linear_launch
-from kestrel_kernels_cuda.launch import power_of_two
+from kestrel_kernels_cuda.launch import power_of_two, refuse_dtype
 
 __all__ = [
-    "are_few",
     "DecodeConfig",
     "PrefillConfig",
     "Split",
     "arch_of",
+    "are_few",
     "decode_config",
+    "family_of",
     "joins_in_place",
     "multiprocessors",
+    "overlaps",
     "prefill_config",
     "split_of",
+    "supports_heads",
 ]
 
 WIDEST = 512
@@ -103,8 +107,18 @@ ALWAYS = 512  # keys of a block in deterministic launches
 IDLE_PER_PROCESSOR = 32  # blocks that may find nothing to do: each costs about 0.1 us of a multiprocessor
 
 
-def _family(arch: int) -> str:
+def family_of(arch: int) -> str:
+    """The architecture whose tiles ``arch`` uses: "small" for those with little shared memory."""
     return "sm_90" if 90 <= arch < 120 else "sm_80" if arch == 80 else "small"
+
+
+def supports_heads(query: OpQuery) -> Yes | No:
+    """Yes to head dims that fit, in groups of equal size."""
+    if query.get("head_dim") > WIDEST:
+        return No(f"serves head dims up to {WIDEST}, not {query.get('head_dim')}")
+    if query.get("heads") % query.get("kv_heads"):
+        return No("the number of heads is no multiple of that of key/value heads")
+    return refuse_dtype(query) or Yes()
 
 
 def _bucket(dim: int) -> int:
@@ -118,9 +132,9 @@ def overlaps(arch: int) -> bool:
 
 def decode_config(arch: int, dim: int, group: int, itemsize: int, is_few: bool = False) -> DecodeConfig:
     """The tiles for head dim ``dim`` and ``group`` query heads per key/value head. ``is_few``: see ``are_few``."""
-    tile = _DECODE[_family(arch)][_bucket(dim)]
+    tile = _DECODE[family_of(arch)][_bucket(dim)]
     if is_few:
-        tile = _FEW_DECODE.get((_family(arch), _bucket(dim)), tile)
+        tile = _FEW_DECODE.get((family_of(arch), _bucket(dim)), tile)
     block_n, warps, stages = tile
     if itemsize == 4:
         block_n, warps, stages = max(16, block_n // 2), max(4, min(8, warps)), 2
@@ -145,11 +159,11 @@ def prefill_config(
     elif limits.max_query_len <= SHORT and not limits.is_deterministic and group <= 16:
         tile, packed = _SHORT_PREFILL[_bucket(dim)], True
     else:
-        tile = _PREFILL[_family(arch)][_bucket(dim)]
+        tile = _PREFILL[family_of(arch)][_bucket(dim)]
         if limits.max_tokens <= FEW and not limits.is_deterministic:
-            tile = _FEW_PREFILL.get((_family(arch), _bucket(dim)), tile)
+            tile = _FEW_PREFILL.get((family_of(arch), _bucket(dim)), tile)
         if window is not None:
-            tile = _WINDOW_PREFILL.get((_family(arch), _bucket(dim)), tile)
+            tile = _WINDOW_PREFILL.get((family_of(arch), _bucket(dim)), tile)
     return PrefillConfig(max(16, power_of_two(dim)), *tile, packed, overlaps(arch))
 
 

@@ -10,10 +10,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import torch
 
 from kestrel.ops.pages import once_per_launch
-from kestrel.spi import Impl, No, OpQuery, Yes
+from kestrel.spi import Impl, OpQuery
 from kestrel.spi.batch import CrossView, Limits
 from kestrel_kernels_cuda.attention_configs import (
-    WIDEST,
     Split,
     arch_of,
     are_few,
@@ -22,13 +21,14 @@ from kestrel_kernels_cuda.attention_configs import (
     multiprocessors,
     prefill_config,
     split_of,
+    supports_heads,
 )
 from kestrel_kernels_cuda.attention_decode import arrivals_of, decode_launches
 from kestrel_kernels_cuda.attention_parts import Keys
 from kestrel_kernels_cuda.attention_prefill import prefill_launch
-from kestrel_kernels_cuda.attention_warm import DECODES, META, any_limits, cases_of, jobs_of
+from kestrel_kernels_cuda.attention_warm import DECODES, META, any_limits, cases_of
 from kestrel_kernels_cuda.compiling import CompileCase
-from kestrel_kernels_cuda.launch import Launch, dtype_of, refuse_dtype
+from kestrel_kernels_cuda.launch import Launch, dtype_of, jobs_of
 
 __all__ = ["IMPLS", "compile_cases", "cross_attention"]
 
@@ -69,14 +69,6 @@ def _launches(
     return decode_launches(q_THD, keys, scale, None, None, tiles, split, arrivals)
 
 
-def _supports(query: OpQuery) -> Yes | No:
-    if query.get("head_dim") > WIDEST:
-        return No(f"serves head dims up to {WIDEST}, not {query.get('head_dim')}")
-    if query.get("heads") % query.get("kv_heads"):
-        return No("the number of heads is no multiple of that of key/value heads")
-    return refuse_dtype(query) or Yes()
-
-
 def _planned(query: OpQuery, arch: int, limits: Limits, split: Split | None = None) -> list[Launch]:
     dim, dtype, rows = query.get("head_dim"), dtype_of(query), limits.max_tokens
     pool = torch.empty((1, 2, query.get("kv_heads"), query.get("max_len"), dim), dtype=dtype, device=META)
@@ -115,4 +107,4 @@ def compile_cases() -> Iterator[CompileCase]:
             yield from cases_of(f"cross_attention {mode} whisper", _warm_launches(query, arch), (arch,))
 
 
-IMPLS = {"cross_attention": Impl(supports=_supports, fn=cross_attention, warm=_warm)}
+IMPLS = {"cross_attention": Impl(supports=supports_heads, fn=cross_attention, warm=_warm)}

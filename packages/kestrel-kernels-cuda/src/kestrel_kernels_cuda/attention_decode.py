@@ -4,6 +4,8 @@ The grid is fixed by the launch's ceilings; each row divides its own keys among 
 that get none leave at once. All query heads of a key/value head form one tile. Sums are joined in a fixed order, by the
 last block of a row to end where that is little work, else by a second kernel.
 
+Source: Dao et al. 2023, "Flash-Decoding for long-context inference" (keys split over blocks); Milakov and Gimelshein
+2018, arXiv 1805.02867 (softmax in one pass, and how the parts of one are joined).
 Letters: B rows, H query heads, K key/value heads, G heads of a group (H / K), D head dim, S splits.
 """
 
@@ -26,7 +28,7 @@ from kestrel_kernels_cuda.attention_parts import (
     stages_of,
 )
 from kestrel_kernels_cuda.launch import Launch
-from kestrel_kernels_cuda.linear_parts import start_next, wait_for_previous
+from kestrel_kernels_cuda.overlap import start_next, wait_for_previous
 
 __all__ = ["arrivals_of", "decode_launches", "join_kernel", "split_kernel"]
 
@@ -92,15 +94,15 @@ def split_kernel(
     window, wanted, longest, splits,
     NEW: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_P: tl.constexpr,
     D: tl.constexpr, D_P: tl.constexpr, PAGE: tl.constexpr, BLOCK_N: tl.constexpr, CHUNK: tl.constexpr,
-    HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr, OVERLAPS: tl.constexpr,
+    HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One block of keys of one row and key/value head. PAGE 0: a row's keys all lie in one page.
 
     Writes outputs when it is the row's only block, else sums, maxima and totals; with ``arrivals`` (zeros [B, K], left
     as zeros) the last block of a row joins them.
     """
-    start_next(OVERLAPS)
-    wait_for_previous(OVERLAPS)
+    start_next(PDL)
+    wait_for_previous(PDL)
     split, kv_head, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     length = tl.load(lens + row).to(tl.int32) + NEW
     base, share = share_of(length, window, wanted, longest, splits, HAS_WINDOW, BLOCK_N)
@@ -168,11 +170,11 @@ def split_kernel(
 def join_kernel(
     sums, tops, lens, gate, out, stride_gt, stride_gh, window, wanted, longest, splits,
     NEW: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr, D_P: tl.constexpr, BLOCK_N: tl.constexpr,
-    CHUNK: tl.constexpr, HAS_WINDOW: tl.constexpr, OVERLAPS: tl.constexpr,
+    CHUNK: tl.constexpr, HAS_WINDOW: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """The sums of a row's blocks joined, for one head; nothing where the only block has written the output."""
-    start_next(OVERLAPS)
-    wait_for_previous(OVERLAPS)
+    start_next(PDL)
+    wait_for_previous(PDL)
     head, row = tl.program_id(0), tl.program_id(1)
     length = tl.load(lens + row).to(tl.int32) + NEW
     base, share = share_of(length, window, wanted, longest, splits, HAS_WINDOW, BLOCK_N)

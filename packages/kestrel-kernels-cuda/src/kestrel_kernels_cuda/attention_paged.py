@@ -10,10 +10,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import torch
 
 from kestrel.ops.pages import once_per_launch
-from kestrel.spi import Impl, No, OpQuery, Yes
+from kestrel.spi import Impl, OpQuery
 from kestrel.spi.batch import Limits, PagedView
 from kestrel_kernels_cuda.attention_configs import (
-    WIDEST,
     Split,
     arch_of,
     are_few,
@@ -22,13 +21,14 @@ from kestrel_kernels_cuda.attention_configs import (
     multiprocessors,
     prefill_config,
     split_of,
+    supports_heads,
 )
 from kestrel_kernels_cuda.attention_decode import arrivals_of, decode_launches
 from kestrel_kernels_cuda.attention_parts import Keys
 from kestrel_kernels_cuda.attention_prefill import prefill_launch
-from kestrel_kernels_cuda.attention_warm import DECODES, META, any_limits, cases_of, jobs_of
+from kestrel_kernels_cuda.attention_warm import DECODES, META, any_limits, cases_of
 from kestrel_kernels_cuda.compiling import CompileCase
-from kestrel_kernels_cuda.launch import Launch, dtype_of, refuse_dtype
+from kestrel_kernels_cuda.launch import Launch, dtype_of, jobs_of
 
 __all__ = ["IMPLS", "compile_cases", "paged_attention"]
 
@@ -91,14 +91,6 @@ def _longest(view: PagedView, block_n: int) -> int:
     return longest if view.window is None else min(longest, view.window + block_n)
 
 
-def _supports(query: OpQuery) -> Yes | No:
-    if query.get("head_dim") > WIDEST:
-        return No(f"serves head dims up to {WIDEST}, not {query.get('head_dim')}")
-    if query.get("heads") % query.get("kv_heads"):
-        return No("the number of heads is no multiple of that of key/value heads")
-    return refuse_dtype(query) or Yes()
-
-
 def _planned(query: OpQuery, arch: int, limits: Limits, split: Split | None = None) -> list[Launch]:
     """The launches of ``query`` under ``limits``, without memory."""
     heads, dim, dtype, page = query.get("heads"), query.get("head_dim"), dtype_of(query), query.get("page")
@@ -158,4 +150,4 @@ def compile_cases() -> Iterator[CompileCase]:
                 yield from cases_of(f"paged_attention {mode} {name}", _warm_launches(query, arch), (arch,))
 
 
-IMPLS = {"paged_attention": Impl(supports=_supports, fn=paged_attention, warm=_warm)}
+IMPLS = {"paged_attention": Impl(supports=supports_heads, fn=paged_attention, warm=_warm)}

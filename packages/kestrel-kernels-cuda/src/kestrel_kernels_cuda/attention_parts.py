@@ -1,5 +1,6 @@
 """What the attention kernels share: softmax step by step, soft-capping, and the gate of the output.
 
+Source: Milakov and Gimelshein 2018, arXiv 1805.02867, "Online normalizer calculation for softmax", algorithm 3.
 Scores are kept in powers of two: ``pre`` and ``post`` are what ``scale_factors`` makes of a scale and a softcap.
 """
 
@@ -46,8 +47,8 @@ def scale_factors(scale: float, softcap: float | None) -> tuple[float, float]:
 def overlap(wanted: bool, kernel: object) -> dict[str, bool]:
     """Of a launch's constants, those that let ``kernel`` start while the one before it finishes."""
     if wanted and isinstance(kernel, JITFunction):  # an interpreted kernel cannot
-        return {"OVERLAPS": True, "launch_pdl": True}
-    return {"OVERLAPS": False}
+        return {"PDL": True, "launch_pdl": True}
+    return {"PDL": False}
 
 
 def stages_of(depth: int, page: int) -> int:

@@ -3,6 +3,7 @@
 The grid has a tile for every BLOCK_Q queries and one more per sequence; a tile finds its sequence in ``cu_seqlens``,
 and leaves when it has none. Tiles come last first, as later queries see more keys.
 
+Source: Dao 2023, arXiv 2307.08691, "FlashAttention-2", algorithm 1, over keys in pages.
 Letters: B sequences, T tokens, H query heads, K key/value heads, D head dim.
 """
 
@@ -24,7 +25,7 @@ from kestrel_kernels_cuda.attention_parts import (
     stages_of,
 )
 from kestrel_kernels_cuda.launch import Launch
-from kestrel_kernels_cuda.linear_parts import start_next, wait_for_previous
+from kestrel_kernels_cuda.overlap import start_next, wait_for_previous
 
 __all__ = ["prefill_kernel", "prefill_launch"]
 
@@ -96,12 +97,12 @@ def prefill_kernel(
     pre, post, stride_qt, stride_qh, stride_gt, stride_gh, stride_page, stride_head, stride_table, window, batch,
     IS_CAUSAL: tl.constexpr, HEADS: tl.constexpr, GROUP: tl.constexpr, PACK: tl.constexpr,
     D: tl.constexpr, D_P: tl.constexpr, PAGE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr, OVERLAPS: tl.constexpr,
+    HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One tile of BLOCK_M // PACK tokens by PACK heads. ``lens``: positions before this launch when IS_CAUSAL, else the
     keys that every query of a sequence sees. ``range_ends``: bidirectional ranges, or None."""
-    start_next(OVERLAPS)
-    wait_for_previous(OVERLAPS)
+    start_next(PDL)
+    wait_for_previous(PDL)
     BLOCK_Q: tl.constexpr = BLOCK_M // PACK
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
     sequence = sequence_of(tile, cu_seqlens, batch, BLOCK_Q)

@@ -15,12 +15,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kestrel.spi import Impl, No, OpQuery, Yes
-from kestrel_kernels_cuda.attention_configs import arch_of, overlaps
+from kestrel_kernels_cuda.attention_configs import arch_of, family_of, overlaps
 from kestrel_kernels_cuda.attention_parts import overlap, scale_factors
 from kestrel_kernels_cuda.attention_vision_kernels import vision_kernel
-from kestrel_kernels_cuda.attention_warm import META, cases_of, jobs_of
+from kestrel_kernels_cuda.attention_warm import META, cases_of
 from kestrel_kernels_cuda.compiling import CompileCase
-from kestrel_kernels_cuda.launch import Launch, dtype_of, power_of_two, refuse_dtype
+from kestrel_kernels_cuda.launch import Launch, dtype_of, jobs_of, power_of_two, refuse_dtype
 
 __all__ = ["IMPLS", "VisionConfig", "compile_cases", "config_of", "vision_attention", "vision_launch"]
 
@@ -76,7 +76,7 @@ def config_of(arch: int, dim: int, itemsize: int) -> VisionConfig:
     first, second = parts_of(dim)
     if itemsize == 4:
         return VisionConfig(tile=_WIDE_TILES[max(64, power_of_two(dim))], overlaps=overlaps(arch))
-    family = "sm_90" if 90 <= arch < 120 else "sm_80" if arch == 80 else "small"
+    family = family_of(arch)
     whole = max(64, power_of_two(dim)), 0
     tile = _TILES[family].get((max(64, first), second), _TILES[family][whole])
     return VisionConfig(

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from kestrel_kernels_cuda.attention_parts import softmax_step
-from kestrel_kernels_cuda.linear_parts import start_next, wait_for_previous
+from kestrel_kernels_cuda.overlap import start_next, wait_for_previous
 
 __all__ = ["vision_kernel"]
 
@@ -80,12 +80,12 @@ def vision_kernel(
     stride_qn, stride_qs, stride_kn, stride_ks, stride_vn, stride_vs,
     Q_HEAD: tl.constexpr, K_HEAD: tl.constexpr, V_HEAD: tl.constexpr, HEADS: tl.constexpr,
     D: tl.constexpr, D1: tl.constexpr, D2: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    OVERLAPS: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """One tile of queries of one head of one item. Strides between heads are constants, as Triton has to see that 72
     numbers are a multiple of 16 bytes."""
-    start_next(OVERLAPS)
-    wait_for_previous(OVERLAPS)
+    start_next(PDL)
+    wait_for_previous(PDL)
     head, item = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
     query = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     live = query < length

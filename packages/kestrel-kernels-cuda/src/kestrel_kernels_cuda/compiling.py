@@ -33,8 +33,8 @@ class CompileCase:
     """One kernel with one configuration.
 
     ``signature``: Triton's type of each run-time argument ("*bf16", "i32", "fp32"); ``constexprs``: the values of the
-    others. Pointers count as aligned to 16 bytes; so do the integers in ``aligned``. ``archs``: the architectures that
-    the configuration is meant for.
+    others. Pointers count as aligned to 16 bytes, unless the kernel does not ask; so do the integers in ``aligned``.
+    ``archs``: the architectures that the configuration is meant for. Warps and stages are Triton's by default.
     """
 
     name: str
@@ -42,7 +42,7 @@ class CompileCase:
     signature: Mapping[str, str]
     constexprs: Mapping[str, Any]
     num_warps: int = 4
-    num_stages: int = 2
+    num_stages: int = 3
     aligned: tuple[str, ...] = ()
     archs: tuple[int, ...] = (80, 90)
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -76,7 +76,9 @@ def compile_case(case: CompileCase, arch: int) -> Compiled:
 
     names = case.kernel.arg_names
     signature = {name: case.signature.get(name, "constexpr") for name in names}
-    aligned = [name for name, kind in signature.items() if kind.startswith("*") or name in case.aligned]
+    anywhere = {param.name for param in case.kernel.params if param.do_not_specialize_on_alignment}
+    pointers = {name for name, kind in signature.items() if kind.startswith("*")} - anywhere
+    aligned = [name for name in names if name in pointers or name in case.aligned]
     source = ASTSource(
         fn=case.kernel,
         signature=signature,

@@ -6,11 +6,13 @@ take no memory, and compiles.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from triton.runtime.jit import JITFunction
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kestrel.spi import No, OpQuery, Yes
 from kestrel_kernels_cuda.compiling import CompileCase
@@ -19,7 +21,9 @@ __all__ = [
     "DTYPES",
     "Launch",
     "compile_case_of",
+    "distinct",
     "dtype_of",
+    "jobs_of",
     "power_of_two",
     "refuse_dtype",
     "supports_dtypes",
@@ -61,9 +65,12 @@ class Launch:
         self.kernel.warmup(*self.args, grid=self.grid, **self.meta)
 
 
-def compile_case_of(name: str, launch: Launch) -> CompileCase:
-    """``launch``, of tensors of the meta device, as a case of the compile test. None becomes a constant; pointers and
-    multiples of 16 count as aligned."""
+def compile_case_of(name: str, launch: Launch, archs: tuple[int, ...] | None = None) -> CompileCase:
+    """``launch``, of tensors of the meta device, as a case of the compile test.
+
+    None becomes a constant; pointers and multiples of 16 count as aligned. ``archs``: by default those that have what
+    the launch asks for.
+    """
     names = launch.kernel.arg_names[: len(launch.args)]
     given = dict(zip(names, launch.args, strict=True))
     options = {key: launch.meta[key] for key in ("num_warps", "num_stages") if key in launch.meta}
@@ -74,16 +81,45 @@ def compile_case_of(name: str, launch: Launch) -> CompileCase:
         kernel=launch.kernel,
         signature={name: _spelled(value) for name, value in given.items() if value is not None},
         constexprs=constants | {name: None for name, value in given.items() if value is None},
-        archs=(90,) if overlaps else (80, 90),
+        archs=archs or ((90,) if overlaps else (80, 90)),
         options=overlaps,
-        aligned=tuple(n for n, value in given.items() if isinstance(value, int) and value % 16 == 0),
+        aligned=_multiples_of_16(launch),
         **options,
     )
 
 
-def _spelled(value: torch.Tensor | float) -> str:
+def jobs_of(launches: Iterable[Launch]) -> list[Callable[[], object]]:
+    """One job per kernel and configuration among ``launches``: it compiles, on any thread."""
+    return [launch.compile for launch in distinct(launches)]
+
+
+def distinct(launches: Iterable[Launch]) -> list[Launch]:
+    """The launches without those that would compile the same again."""
+    different: dict[str, Launch] = {}
+    for launch in launches:
+        kinds = [_spelled(value) for value in launch.args]
+        parts = (launch.kernel.__name__, kinds, _multiples_of_16(launch), sorted(launch.meta.items()))
+        different.setdefault(str(parts), launch)
+    return list(different.values())
+
+
+def _multiples_of_16(launch: Launch) -> tuple[str, ...]:
+    """The integers that Triton makes a variant of the kernel for."""
+    if not isinstance(launch.kernel, JITFunction):
+        return ()  # an interpreted kernel has no variants
+    free = set(launch.kernel.do_not_specialize or ())
+    given = zip(launch.kernel.arg_names, launch.args, strict=False)
+    return tuple(n for n, value in given if isinstance(value, int) and value % 16 == 0 and n not in free)
+
+
+def _spelled(value: torch.Tensor | TensorDescriptor | float | None) -> str:
+    """Triton's word for the type of an argument."""
     if isinstance(value, torch.Tensor):
         return _POINTERS[value.dtype]
+    if isinstance(value, TensorDescriptor):
+        return f"tensordesc<{_POINTERS[value.base.dtype][1:]}{list(value.block_shape)}>"
+    if value is None:
+        return "constexpr"
     return "fp32" if isinstance(value, float) else "i32"
 
 

@@ -2,6 +2,8 @@
 
 A kernel with the constant ``PDL`` lets the next one begin at once, loads what no kernel writes (weights), and waits for
 the one before ahead of everything else, its own writes included. Every program waits: the next kernel relies on it.
+
+Source: CUDA C++ programming guide, "Programmatic dependent launch and synchronization".
 """
 
 from __future__ import annotations

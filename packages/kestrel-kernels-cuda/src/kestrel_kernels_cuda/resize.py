@@ -3,6 +3,7 @@
 A program makes a tile of one crop. It runs down the rows of the picture that the tile needs; of each it makes the
 tile's columns, rounds them to bytes, and adds them to the outputs that they count for.
 
+Source: the integer arithmetic of Pillow's ``Image.resize``, see ``kestrel.ops.resampling``.
 Letters: N bytes, M crops, F fields, S outputs of all tables, K taps.
 """
 

@@ -13,15 +13,14 @@ import triton.language as tl
 
 from kestrel.spi import Impl, OpQuery
 from kestrel_kernels_cuda.compiling import CompileCase
-from kestrel_kernels_cuda.launch import Launch, dtype_of
-from kestrel_kernels_cuda.linear_parts import start_next, wait_for_previous
+from kestrel_kernels_cuda.launch import Launch, dtype_of, jobs_of
+from kestrel_kernels_cuda.overlap import start_next, wait_for_previous
 from kestrel_kernels_cuda.sampling_parts import (
     CHUNK,
     best_of,
     cases_of,
     chained,
     chunks_of,
-    compiled,
     joined,
     rows_of,
     supports,
@@ -65,7 +64,7 @@ def _planned(query: OpQuery) -> list[Launch]:
 
 
 def _warm(query: OpQuery, row_counts: Sequence[int]) -> Iterable[Callable[[], object]]:
-    return compiled(_planned(query))
+    return jobs_of(_planned(query))
 
 
 IMPLS = {"sample_argmax": Impl(supports=supports, fn=sample_argmax, warm=_warm)}

@@ -14,15 +14,14 @@ import triton.language as tl
 from kestrel.ops.sample_tables import SampleTables
 from kestrel.spi import Impl, OpQuery
 from kestrel_kernels_cuda.compiling import CompileCase
-from kestrel_kernels_cuda.launch import Launch
-from kestrel_kernels_cuda.linear_parts import start_next, wait_for_previous
+from kestrel_kernels_cuda.launch import Launch, jobs_of
+from kestrel_kernels_cuda.overlap import start_next, wait_for_previous
 from kestrel_kernels_cuda.sampling_meta import meta_tables
 from kestrel_kernels_cuda.sampling_parts import (
     SCALARS,
     STRIDES,
     cases_of,
     chained,
-    compiled,
     list_of,
     supports,
 )
@@ -122,7 +121,7 @@ _USUAL = ((False, False, False, True), (True, False, False, True), (True, False,
 
 
 def _warm(query: OpQuery, row_counts: Sequence[int]) -> Iterable[Callable[[], object]]:
-    return compiled(_planned(query, flags) for flags in _USUAL)
+    return jobs_of(_planned(query, flags) for flags in _USUAL)
 
 
 IMPLS = {"sample_commit": Impl(supports=supports, fn=sample_commit, warm=_warm)}

@@ -1,5 +1,7 @@
 """sample_draw: the largest sum of a tempered logit and its Gumbel noise, over what the filters leave.
 
+Source: Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3" (Philox4x32-10); Maddison et al. 2014,
+arXiv 1411.0030, section 2 (the Gumbel maximum).
 Shapes: N rows of a step, V vocabulary, C chunks of a row.
 """
 
@@ -14,8 +16,8 @@ import triton.language as tl
 from kestrel.ops.sample_tables import SampleTables
 from kestrel.spi import Impl, OpQuery
 from kestrel_kernels_cuda.compiling import CompileCase
-from kestrel_kernels_cuda.launch import Launch, dtype_of, power_of_two
-from kestrel_kernels_cuda.linear_parts import start_next, wait_for_previous
+from kestrel_kernels_cuda.launch import Launch, dtype_of, jobs_of, power_of_two
+from kestrel_kernels_cuda.overlap import start_next, wait_for_previous
 from kestrel_kernels_cuda.sampling_meta import meta_tables
 from kestrel_kernels_cuda.sampling_parts import (
     CHUNK,
@@ -26,7 +28,6 @@ from kestrel_kernels_cuda.sampling_parts import (
     cases_of,
     chained,
     chunks_of,
-    compiled,
     log_of,
     order_of,
     rows_of,
@@ -166,7 +167,7 @@ def _planned(query: OpQuery, ranks: bool, min_p: bool) -> list[Launch]:
 
 
 def _warm(query: OpQuery, row_counts: Sequence[int]) -> Iterable[Callable[[], object]]:
-    return compiled([*_planned(query, False, False), *_planned(query, True, True)])
+    return jobs_of([*_planned(query, False, False), *_planned(query, True, True)])
 
 
 IMPLS = {"sample_draw": Impl(supports=supports, fn=sample_draw, warm=_warm)}

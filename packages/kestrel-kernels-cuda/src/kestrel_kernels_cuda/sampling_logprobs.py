@@ -13,15 +13,14 @@ import triton.language as tl
 
 from kestrel.spi import Impl, No, OpQuery, Yes
 from kestrel_kernels_cuda.compiling import CompileCase
-from kestrel_kernels_cuda.launch import Launch, dtype_of, power_of_two
-from kestrel_kernels_cuda.linear_parts import start_next, wait_for_previous
+from kestrel_kernels_cuda.launch import Launch, dtype_of, jobs_of, power_of_two
+from kestrel_kernels_cuda.overlap import start_next, wait_for_previous
 from kestrel_kernels_cuda.sampling_parts import (
     CHUNK,
     LOWEST,
     cases_of,
     chained,
     chunks_of,
-    compiled,
     finite_or_zero,
     log_sum_of,
     packed_of,
@@ -131,7 +130,7 @@ def _planned(query: OpQuery, count: int) -> list[Launch]:
 
 
 def _warm(query: OpQuery, row_counts: Sequence[int]) -> Iterable[Callable[[], object]]:
-    return compiled([*_planned(query, query.get("count")), *_planned(query, 0)])
+    return jobs_of([*_planned(query, query.get("count")), *_planned(query, 0)])
 
 
 IMPLS = {"sample_logprobs": Impl(supports=_supports, fn=sample_logprobs, warm=_warm)}

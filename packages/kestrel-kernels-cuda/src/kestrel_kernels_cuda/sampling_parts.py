@@ -8,7 +8,7 @@ Shapes: N rows of a step, V vocabulary, C chunks of a row.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 import torch
@@ -18,9 +18,8 @@ import triton.language as tl
 from kestrel.ops.sample_tables import RowList
 from kestrel.spi import No, OpQuery, Yes
 from kestrel_kernels_cuda.compiling import CompileCase
-from kestrel_kernels_cuda.launch import Launch, power_of_two, refuse_dtype
-from kestrel_kernels_cuda.linear_launch import overlaps_on
-from kestrel_kernels_cuda.linear_parts import start_next, wait_for_previous
+from kestrel_kernels_cuda.launch import Launch, compile_case_of, power_of_two, refuse_dtype
+from kestrel_kernels_cuda.overlap import overlap, overlapped, start_next, wait_for_previous
 
 __all__ = [
     "CHUNK",
@@ -32,7 +31,6 @@ __all__ = [
     "cases_of",
     "chained",
     "chunks_of",
-    "compiled",
     "finite_or_zero",
     "join_kernel",
     "joined",
@@ -169,44 +167,14 @@ def supports(query: OpQuery) -> Yes | No:
     return refuse_dtype(query) or Yes()
 
 
-def compiled(launches: Iterable[Launch]) -> list[Callable[[], object]]:
-    """Jobs that compile ``launches``."""
-    return [launch.compile for launch in launches]
-
-
 def chained(launches: Iterable[Launch], device: torch.device) -> list[Launch]:
     """``launches`` of which each starts, where the device can, while the one before it ends."""
-    meta = {"PDL": True, "launch_pdl": True} if overlaps_on(device) else {"PDL": False}
-    return [replace(launch, meta={**launch.meta, **meta}) for launch in launches]
-
-
-_TYPES = {
-    torch.float32: "*fp32",
-    torch.bfloat16: "*bf16",
-    torch.float16: "*fp16",
-    torch.int64: "*i64",
-    torch.int32: "*i32",
-    torch.uint8: "*u8",
-}
+    return [replace(launch, meta={**launch.meta, **overlap(device)}) for launch in launches]
 
 
 def cases_of(name: str, launches: Iterable[Launch]) -> Iterator[CompileCase]:
-    """Cases of launches that were built from tensors of the meta device, as each architecture runs them."""
+    """Cases of launches of tensors of the meta device, as each architecture runs them."""
     for launch in launches:
-        names = launch.kernel.arg_names
-        given = dict(zip(names, launch.args, strict=False))
-        constants = {key: value for key, value in launch.meta.items() if key in names}
-        signature = {
-            key: _TYPES[value.dtype] if isinstance(value, torch.Tensor) else "i32"
-            for key, value in given.items()
-        }
-        for arch, overlaps in ((80, False), (90, True)):
-            yield CompileCase(
-                name=f"{name} {launch.kernel.fn.__name__}",
-                kernel=launch.kernel,
-                signature=signature,
-                constexprs={**constants, "PDL": overlaps},
-                num_warps=launch.meta.get("num_warps", 4),
-                archs=(arch,),
-                options={"launch_pdl": True} if overlaps else {},
-            )
+        title = f"{name} {launch.kernel.__name__}"
+        yield compile_case_of(title, launch, (80,))
+        yield compile_case_of(title, overlapped(launch))

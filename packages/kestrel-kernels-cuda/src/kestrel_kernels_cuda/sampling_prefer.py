@@ -11,7 +11,7 @@ import triton.language as tl
 
 from kestrel.ops.sample_tables import RowList
 from kestrel_kernels_cuda.launch import Launch, power_of_two
-from kestrel_kernels_cuda.linear_parts import start_next, wait_for_previous
+from kestrel_kernels_cuda.overlap import start_next, wait_for_previous
 from kestrel_kernels_cuda.sampling_parts import (
     CHUNK,
     SCALARS,

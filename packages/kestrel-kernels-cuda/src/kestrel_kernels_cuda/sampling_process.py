@@ -14,8 +14,8 @@ import triton.language as tl
 from kestrel.ops.sample_tables import COUNT, SampleTables
 from kestrel.spi import Impl, OpQuery
 from kestrel_kernels_cuda.compiling import CompileCase
-from kestrel_kernels_cuda.launch import Launch, dtype_of
-from kestrel_kernels_cuda.linear_parts import start_next, wait_for_previous
+from kestrel_kernels_cuda.launch import Launch, dtype_of, jobs_of
+from kestrel_kernels_cuda.overlap import start_next, wait_for_previous
 from kestrel_kernels_cuda.sampling_meta import meta_tables
 from kestrel_kernels_cuda.sampling_parts import (
     CHUNK,
@@ -24,7 +24,6 @@ from kestrel_kernels_cuda.sampling_parts import (
     cases_of,
     chained,
     chunks_of,
-    compiled,
     joined,
     lean_best_of,
     list_of,
@@ -175,7 +174,7 @@ def _planned(query: OpQuery, flags: Flags, prefers: bool) -> list[Launch]:
 
 
 def _warm(query: OpQuery, row_counts: Sequence[int]) -> Iterable[Callable[[], object]]:
-    return compiled(launch for flags, prefers in _USUAL for launch in _planned(query, flags, prefers))
+    return jobs_of(launch for flags, prefers in _USUAL for launch in _planned(query, flags, prefers))
 
 
 IMPLS = {"sample_process": Impl(supports=supports, fn=sample_process, warm=_warm)}

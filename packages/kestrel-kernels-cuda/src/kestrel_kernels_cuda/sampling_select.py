@@ -4,6 +4,8 @@ A histogram over the distance to the best logit gives, for each bin, how many to
 edges then lie in few bins. The tokens of those are written down in the order of their ids, and one program per row
 finds the edge among them. What is left is every key above a threshold, and at the threshold the ids up to a cut.
 
+Source: Alabi et al. 2012, "Fast k-selection algorithms for graphics processing units" (buckets, then the edge within
+one), here for the mass as well as the count.
 Shapes: N rows of a step, V vocabulary, C chunks of a row, B bins.
 """
 
@@ -17,7 +19,7 @@ import triton.language as tl
 
 from kestrel.ops.sample_tables import SampleTables
 from kestrel_kernels_cuda.launch import Launch, power_of_two
-from kestrel_kernels_cuda.linear_parts import start_next, wait_for_previous
+from kestrel_kernels_cuda.overlap import start_next, wait_for_previous
 from kestrel_kernels_cuda.sampling_edges import edge_by_bisection, edge_by_ranks, mass_of
 from kestrel_kernels_cuda.sampling_parts import CHUNK, SCALARS, STRIDES, chunks_of, order_of
 
@@ -28,7 +30,7 @@ BINS = tl.constexpr(NUM_BINS)
 SHIFT = tl.constexpr(21)  # float32 bits below the two leading ones of the fraction
 ONE = tl.constexpr(508)  # the bits of 1.0 above SHIFT
 BLOCK = 4096  # candidates looked at together
-FEW, STEP = 512, 16  # candidates whose ranks are counted pair by pair, and against how many at once
+FEW, STEP = 512, 8  # candidates whose ranks are counted pair by pair, and against how many at once
 
 
 class Threshold(NamedTuple):
