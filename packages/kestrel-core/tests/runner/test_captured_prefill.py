@@ -119,6 +119,16 @@ def test_launches_of_many_chunks_or_much_padding_run_op_by_op(monkeypatch):
     assert seen == [(16, 1)]
 
 
+def test_large_launches_run_op_by_op_for_less_padding(monkeypatch):
+    monkeypatch.setattr(prefill_programs, "LARGE", 16)
+    bench = Bench(ToyHybrid(3), budget=64, max_rows=8, pages=99, graphs=ReplayGraphs())
+    seen = launches(bench)
+    for count in (58, 61):
+        bench.submit([7] * count, max_tokens=2)
+        bench.run()
+    assert seen == [(64, 1)]
+
+
 class Packed(ToyHybrid):
     """The toy with its encoder split for capture; pictures are filled up to even numbers of rows."""
 

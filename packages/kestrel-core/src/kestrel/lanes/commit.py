@@ -71,14 +71,17 @@ class Committer:
 
     def _take_plain(self, part: DecodePart, results: Results) -> None:
         """The common case: every row goes on and nobody on the host has a say."""
-        plain, ended = self._plain, Phase.ENDED
+        plain, ended, has_logprobs = self._plain, Phase.ENDED, results.logprob is not None
         events = self._board.events
         count = 0
-        for seq, token_id in zip(part.members, results.ids):  # noqa: B905 - ids may be padded
+        for index, (seq, token_id) in enumerate(zip(part.members, results.ids)):  # noqa: B905 - ids may be padded
             if seq.phase is ended:
                 continue
-            token = plain.get(token_id)
-            if token is None:
+            if has_logprobs and (params := seq.work.params).logprobs:
+                token = Token(token_id, (), results.logprobs(index, params.top_logprobs))
+            elif (known := plain.get(token_id)) is not None:
+                token = known
+            else:
                 token = plain[token_id] = Token(token_id)
             seq.tokens.append(token)
             events.append(TokensReady(seq.id, [token]))

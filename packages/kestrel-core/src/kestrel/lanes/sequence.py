@@ -98,7 +98,7 @@ class Sequence:
         self.acceptors = tuple(start() for start in decoding.acceptors)
         self.host_rules = tuple(rule.start() for rule in params.hosts)
         self.gated = bool(self.host_rules) or any(acceptor.may_force for acceptor in self.acceptors)
-        self.is_plain = not (self.acceptors or self.host_rules or params.logprobs or params.needs_aux)
+        self.is_plain = not (self.acceptors or self.host_rules or params.needs_aux)
 
     @property
     def known(self) -> int:

@@ -14,7 +14,8 @@ __all__ = ["ChunkEntry", "DecodePart", "PrefillPart", "Step"]
 @dataclass(slots=True)
 class DecodePart:
     """One token for each of ``members``. ``crossed``: members whose state now fills a page. ``last``: members for
-    which this was the last token that their limit allows. ``is_plain``: no member needs more than ids."""
+    which this was the last token that their limit allows. ``is_plain``: no member needs more than ids and
+    log-probabilities."""
 
     members: list[Sequence]
     pending: Pending

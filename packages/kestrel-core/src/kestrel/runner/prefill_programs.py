@@ -23,7 +23,8 @@ SIZES = (128, 256, 512, 768, 1024, 1536, 2048, 3072, 4096, 8192)
 MAX_CHUNKS = 8  # launches of more chunks have so many tokens that the device is the slower side
 STORES = 4 * MAX_CHUNKS  # recurrent checkpoints of a launch
 ALWAYS_WORTH = 512  # tokens up to which padding costs less than launching op by op
-MAX_PADDING = 0.34  # of larger programs, in tokens that nobody wants
+LARGE = 2048  # tokens beyond which the device needs longer for a launch than the host to send it op by op
+MAX_PADDING, MAX_PADDING_LARGE = 0.34, 0.06  # shares of larger programs that are tokens which nobody wants
 
 
 def prefill_buckets(max_tokens: int) -> tuple[int, ...]:
@@ -71,7 +72,8 @@ class PrefillPrograms:
         count, size = sum(arrays.lengths), self._size_for(arrays)
         if not size or len(arrays.lengths) > MAX_CHUNKS or len(arrays.stores) > STORES:
             return False
-        return size <= ALWAYS_WORTH or size - count <= MAX_PADDING * size
+        share = MAX_PADDING_LARGE if size > LARGE else MAX_PADDING
+        return size <= ALWAYS_WORTH or size - count <= share * size
 
     def launch(self, arrays: ChunkArrays) -> torch.Tensor:
         """Hidden states of a launch that ``has`` a program, then of padding; they stay until the next program runs."""
