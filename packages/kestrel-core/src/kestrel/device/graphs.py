@@ -49,6 +49,8 @@ class Graphs(ABC):
 
 
 class _CudaProgram(Program[T]):
+    """A CUDA graph and the tensors that it leaves."""
+
     def __init__(self, graph: torch.cuda.CUDAGraph, result: T) -> None:
         self._graph, self._result = graph, result
 

@@ -19,6 +19,7 @@ from kestrel.state import Lease
 
 __all__ = ["DecodeRow", "DecodeStage"]
 
+ONE_64, ONE_32 = np.ones((), np.int64), np.ones((), np.int32)  # numpy adds a Python 1 slower
 LEAST_CONTEXT = 128  # ceilings of a launch's context double from here, so that a batch is rarely rebuilt
 
 
@@ -61,6 +62,22 @@ class DecodeStage:
         self._states, self._rows, self._device = states, rows, device
         self.size, self._max_len = size, max_len
         self._is_deterministic, self.is_captured = is_deterministic, captured
+        self._tracks_life, self._row_inputs = tracks_life, row_inputs
+        self._make_buffers(position_rows)
+        self._extents = None if captured else DecodeExtents(self._small[0])
+        self._tables: list[torch.Tensor] = []
+        self._tables_version = -1
+        self._batch: Batch | None = None
+        self._has_aux = False
+        self._ceiling = 0
+        self._longest = max_len if captured else 0
+        self.needs: int | None = None
+        self.rows_host: list[int] = []
+        self._set_views(size)
+
+    def _make_buffers(self, position_rows: int) -> None:
+        """What the host writes, and what is on the device beside it; none of it moves later."""
+        states, rows, size, device = self._states, self._rows, self.size, self._device
         self._num_positions = position_rows
         self._moving = position_rows + len(states.groups)
         self._mirror = PackedMirror(
@@ -74,32 +91,17 @@ class DecodeStage:
         host, tensor = self._mirror.host, self._mirror.tensor
         self._block, self._fixed, self._small = host["block"], host["fixed"], host["small"]
         self._block_D, self._fixed_D, self._small_D = tensor["block"], tensor["fixed"], tensor["small"]
-        self._shown = torch.zeros_like(self._block_D) if tracks_life else self._block_D
-        self._tracks_life = tracks_life
-        self._row_inputs = row_inputs
+        self._shown = torch.zeros_like(self._block_D) if self._tracks_life else self._block_D
+        self.rows = self._fixed_D[0]
         self._ids = torch.zeros(size, dtype=torch.int64, device=device)
         self._aux = torch.zeros(size, rows.last_aux.shape[1], dtype=torch.int64, device=device)
         self._no_media = torch.full((size,), -1, dtype=torch.int64, device=device)
         self._cu = torch.arange(size + 1, dtype=torch.int32, device=device)
         self._stores = torch.zeros(0, 3, dtype=torch.int64, device=device)
-        self._extents = None if captured else DecodeExtents(self._small[0])
-        self._one_64, self._one_32 = (
-            np.ones((), np.int64),
-            np.ones((), np.int32),
-        )  # numpy adds a Python 1 slower
-        self._tables: list[torch.Tensor] = []
-        self._tables_version = -1
-        self._batch: Batch | None = None
         self._no_aux = torch.zeros_like(self._aux)
-        self._has_aux = False
-        self._ceiling = 0
-        self._longest = max_len if captured else 0
-        self.needs: int | None = None
-        self.rows_host: list[int] = []
-        self.rows = self._fixed_D[0]
-        self._set_views(size)
 
     def _set_views(self, count: int) -> None:
+        """``count`` columns have sequences."""
         self.count = count
         self._advancing = self._block[: self._moving, :count]
         self.computed = self._small[0, :count]
@@ -204,8 +206,8 @@ class DecodeStage:
 
     def advance(self) -> None:
         """After a launch: every row stands one position further. Slots that leave their page need ``enter_pages``."""
-        np.add(self._advancing, self._one_64, out=self._advancing)
-        np.add(self.computed, self._one_32, out=self.computed)
+        np.add(self._advancing, ONE_64, out=self._advancing)
+        np.add(self.computed, ONE_32, out=self.computed)
         self._longest += not self.is_captured
 
     def _gather(self) -> None:
@@ -213,7 +215,8 @@ class DecodeStage:
             torch.index_select(table[:, : staged.shape[1]], 0, self.rows, out=staged)
         self._tables_version = self._rows.version
 
-    def _build(self) -> Batch:
+    def _raise_ceiling(self) -> Limits:
+        """What the next launches stay below, with page tables as wide as that."""
         self._ceiling = LEAST_CONTEXT
         while self._ceiling < self._longest:
             self._ceiling *= 2
@@ -224,13 +227,16 @@ class DecodeStage:
             for table in self._rows.tables
         ]
         self._tables_version = -1
-        limits = Limits(
+        return Limits(
             max_rows=self.size,
             max_tokens=self.size,
             max_query_len=1,
             max_context_len=self._ceiling,
             is_deterministic=self._is_deterministic,
         )
+
+    def _build(self) -> Batch:
+        limits = self._raise_ceiling()
         places = Places(
             computed_B=self._small_D[0],
             cu_seqlens=self._cu,

@@ -70,9 +70,8 @@ class Sampler:
         self._spec, self._device = spec, device
         self.staging = Staging(device) if staging is None else staging
         self._looks = device.type == "cpu" if branch_free is None else not branch_free
-        self._needs = [
-            0
-        ] * rows  # bits of Needs: plain numbers are joined over the rows in a tenth of the time
+        # Bits of Needs by row: plain numbers are joined over the rows in a tenth of the time.
+        self._needs = [0] * rows
         self._in_use: set[int] = set()
         self._with_hosts: set[int] = set()
         self._rows = SampleRows(spec.vocab_size, rows, self.staging, has_room=not self._looks)
