@@ -11,7 +11,7 @@ from kestrel.config import RuntimeConfig
 from kestrel.engine import InferenceEngine
 from kestrel.plugins import PluginHost
 from kestrel.skills import builtin_skills
-from kestrel.spi import ImageItem, VideoItem
+from kestrel.spi import ImageItem, Recurrent, VideoItem
 from kestrel_qwen import plugin
 from kestrel_qwen.driver import QwenDriver
 
@@ -213,3 +213,17 @@ def test_every_turn_of_a_chat_begins_where_the_last_one_was_answered(pair, reaso
     cached, stable = asyncio.run(main())
     assert cached[0] == 0
     assert cached[1:] == stable[:-1]
+
+
+def test_states_of_linear_attention_may_be_kept_in_half_the_memory(pair, load, ask):
+    directory = pair("dense").directory
+    (whole,), (half,) = (
+        [s for s in load(directory, recurrent_dtype=dtype).main.spec.states if isinstance(s, Recurrent)]
+        for dtype in ("float32", "bfloat16")
+    )
+    assert [part.dtype for part in whole.parts] == ["auto", "float32"]
+    assert [part.dtype for part in half.parts] == ["auto", "bfloat16"]
+    calls = [query(picture(i), "what?") for i in range(3)]
+    alone, _ = ask(directory, calls, recurrent_dtype="bfloat16")
+    together, _ = ask(directory, calls, at_once=True, recurrent_dtype="bfloat16")
+    assert [r.output["answer"] for r in together] == [r.output["answer"] for r in alone]

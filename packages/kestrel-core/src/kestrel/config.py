@@ -237,7 +237,8 @@ class RuntimeConfig:
     "checkpoint": prompts by the checkpoint's own template, where its family can run one, instead of the family's.
     ``deterministic``: launches of fixed shapes, pictures and prefills one at a time, so that an answer does not depend
     on who else is served; slower. Without ``enable_prefix_cache``, whose hits change how prompts are cut, that holds to
-    the last bit. ``strict_ops``: an error where an accelerator would run a plain-torch reference.
+    the last bit. ``strict_ops``: an error where an accelerator would run a plain-torch reference. ``recurrent_dtype``
+    "bfloat16" keeps the states of linear attention in half the memory, rounded at every step; answers differ then.
 
     ``decode_path``: "native" runs decode steps op by op; "generated" as programs captured at load for every batch size
     up to ``max_batch_size``, or it is an error that says what prevents it; "auto" captures where it can.
@@ -261,6 +262,7 @@ class RuntimeConfig:
     decode_path: Literal["auto", "native", "generated"] = "auto"
     enable_cuda_graphs: bool = True
     steps_in_flight: int | None = None
+    recurrent_dtype: Literal["float32", "bfloat16"] = "float32"
     deterministic: bool = False
     strict_ops: bool = False
     ops: Mapping[str, str] = field(default_factory=dict)
@@ -349,6 +351,7 @@ _CONFIG_CHECKS: Mapping[str, Check] = {
     "memory_utilization": partial(checks.number, low=0.0, high=1.0, open_low=True),
     "idle_unload_s": partial(checks.number, low=0.0, open_low=True),
     "decode_path": partial(checks.choice, choices=("auto", "native", "generated")),
+    "recurrent_dtype": partial(checks.choice, choices=("float32", "bfloat16")),
     "chat_template": partial(checks.choice, choices=("builtin", "checkpoint")),
     "dtype": partial(checks.choice, choices=_DTYPES),
     "device": _device,

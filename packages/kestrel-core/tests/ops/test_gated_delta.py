@@ -10,7 +10,7 @@ from kestrel.ops.gated_delta import Tokens, chunked_rule, gated_delta, recurrent
 from kestrel.ops.recurrent_cases import RecurrentShape, make_recurrent_view
 from kestrel.spi.batch import Limits, RowExtent
 
-CPU = torch.device("cpu")
+CPU, BF16 = torch.device("cpu"), torch.bfloat16
 B, H, D, E = 2, 3, 8, 6
 PARTS = {"state": ((4, 8, 6), torch.float32)}
 
@@ -98,3 +98,21 @@ def test_a_checkpoint_equals_the_state_of_a_shorter_run():
     assert torch.allclose(
         long.parts["state"][1, stored], short.parts["state"][1, int(short.slots_B[0])], atol=1e-5
     )
+
+
+@pytest.mark.parametrize("lens", [(1, 1), (9, 2, 0, 20)], ids=["decode", "prefill"])
+@pytest.mark.parametrize("captured", [False, True])
+def test_a_state_of_sixteen_bits_is_rounded_and_nothing_else(lens, captured):
+    shape = RecurrentShape(lens=lens, stores=((0, 1),), captured=captured)
+    generator = torch.Generator().manual_seed(7)
+    count = sum(lens)
+    q, k, v = (torch.randn(count, 3, n, generator=generator) for n in (8, 8, 6))
+    gate, beta = -torch.rand(count, 3, generator=generator), torch.rand(count, 3, generator=generator)
+    views = [
+        make_recurrent_view(shape, {"state": ((3, 8, 6), dtype)}, 3, CPU) for dtype in (BF16, torch.float32)
+    ]
+    views[1].parts["state"].copy_(views[0].parts["state"])
+    got, want = (gated_delta(q, k, v, gate, beta, view, 1) for view in views)
+    assert torch.equal(got, want)
+    rounded = views[1].parts["state"].to(BF16)
+    torch.testing.assert_close(views[0].parts["state"], rounded, rtol=0, atol=0, equal_nan=True)

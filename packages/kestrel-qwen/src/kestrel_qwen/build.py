@@ -26,5 +26,5 @@ def build(card: ModelCard, config: QwenConfig, ctx: BuildContext) -> Built:
     with torch.device("meta"):
         model = QwenModel(config, ctx.ops, ctx.dtype, ctx.config.page_size)
     load(model, config, ctx.weights, device=ctx.device, dtype=ctx.dtype)
-    driver = QwenDriver(config, model, tokenizer, ctx.device)
+    driver = QwenDriver(config, model, tokenizer, ctx.device, ctx.config.recurrent_dtype)
     return Built(main=driver, prompt=QwenPromptFormat.of(card, config, tokenizer, ctx.config))

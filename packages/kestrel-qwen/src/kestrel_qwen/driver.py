@@ -37,7 +37,7 @@ MAX_IMAGES, MAX_VIDEOS = 256, 16
 MAX_COST = 64  # units of 1024 patches in one encoder launch; a larger picture has a launch of its own
 
 
-def spec_of(config: QwenConfig, tokenizer: TextTokenizer) -> TokenSpec:
+def spec_of(config: QwenConfig, tokenizer: TextTokenizer, recurrent_dtype: str) -> TokenSpec:
     """What a checkpoint of ``config`` needs and makes."""
     text = config.text
     return TokenSpec(
@@ -46,7 +46,7 @@ def spec_of(config: QwenConfig, tokenizer: TextTokenizer) -> TokenSpec:
         max_positions=text.max_positions,
         eos_ids=config.eos_ids | _turn_ends(tokenizer),
         position_rows=3,
-        states=states_of(text),
+        states=states_of(text, recurrent_dtype),
         media=() if config.vision is None else _media_of(config.videos),
     )
 
@@ -63,9 +63,14 @@ class QwenDriver(TokenDriver):
     """A loaded Qwen 3.5 or 3.6."""
 
     def __init__(
-        self, config: QwenConfig, model: QwenModel, tokenizer: TextTokenizer, device: torch.device
+        self,
+        config: QwenConfig,
+        model: QwenModel,
+        tokenizer: TextTokenizer,
+        device: torch.device,
+        recurrent_dtype: str = "float32",
     ) -> None:
-        self.spec = spec_of(config, tokenizer)
+        self.spec = spec_of(config, tokenizer, recurrent_dtype)
         self.tokenizer = tokenizer
         self.config = config
         self.model = model

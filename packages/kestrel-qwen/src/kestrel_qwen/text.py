@@ -35,17 +35,15 @@ __all__ = ["DELTA", "FULL", "TextDecoder", "states_of"]
 FULL, DELTA = "full", "delta"  # the states of full attention and of gated DeltaNet
 
 
-def states_of(config: TextConfig) -> tuple[StateSpec, ...]:
-    """The state that the decoder keeps of a sequence."""
+def states_of(config: TextConfig, recurrent_dtype: str = "float32") -> tuple[StateSpec, ...]:
+    """The state that the decoder keeps of a sequence; that of gated DeltaNet in ``recurrent_dtype``."""
     full, linear = (config.layers.count(kind) for kind in ("full_attention", "linear_attention"))
     pages = PagedKV(name=FULL, layers=full, kv_heads=config.kv_heads, head_dim=config.head_dim)
     if not linear:
         return (pages,)
     d = config.delta
-    return (
-        pages,
-        GatedDelta.state_spec(DELTA, linear, d.key_heads, d.heads, d.key_dim, d.value_dim, taps=d.taps),
-    )
+    heads = (d.key_heads, d.heads, d.key_dim, d.value_dim)
+    return pages, GatedDelta.state_spec(DELTA, linear, *heads, taps=d.taps, dtype=recurrent_dtype)
 
 
 class GatedAttention(nn.Module):

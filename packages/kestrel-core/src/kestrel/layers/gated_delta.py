@@ -77,12 +77,20 @@ class GatedDelta(nn.Module):
 
     @staticmethod
     def state_spec(
-        name: str, layers: int, key_heads: int, heads: int, key_dim: int, value_dim: int, *, taps: int = 4
+        name: str,
+        layers: int,
+        key_heads: int,
+        heads: int,
+        key_dim: int,
+        value_dim: int,
+        *,
+        taps: int = 4,
+        dtype: str = "float32",
     ) -> Recurrent:
-        """The state that ``layers`` such mixers declare: convolution inputs in the model's dtype, S in float32."""
+        """The state that ``layers`` such mixers declare: convolution inputs in the model's dtype, S in ``dtype``."""
         channels = 2 * key_heads * key_dim + heads * value_dim
         parts = (
             StatePart(name="conv", shape=(channels, taps - 1)),
-            StatePart(name="state", shape=(heads, key_dim, value_dim), dtype="float32"),
+            StatePart(name="state", shape=(heads, key_dim, value_dim), dtype=dtype),
         )
         return Recurrent(name=name, layers=layers, parts=parts)

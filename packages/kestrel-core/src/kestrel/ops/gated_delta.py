@@ -38,7 +38,8 @@ def gated_delta(
     """Outputs [T, H, E], of v's dtype, of the gated delta rule; each sequence's state is updated in place.
 
     Tokens of sequence ``b`` are rows ``cu_seqlens[b]:cu_seqlens[b + 1]``; its state S [H, D, E] is
-    ``view.parts[part][layer, slots_B[b]]``, float32 whatever the input dtype. Value head h uses key head h // (H / K).
+    ``view.parts[part][layer, slots_B[b]]``, float32 whatever the input dtype (kept in 16 bits, it is rounded once a
+    launch). Value head h uses key head h // (H / K).
     Per token: q and k are L2-normalised (1e-6 under the root), q is scaled by D^-0.5, then
     S ← exp(gate) S;  S ← S + k ⊗ beta (v − Sᵀk);  output Sᵀq.  ``gate`` is the log decay (<= 0), ``beta`` in (0, 1).
     Each entry (row, count, slot) of ``view.stores`` gets a copy of that row's state after its first ``count`` tokens;
@@ -49,7 +50,8 @@ def gated_delta(
     pool_SHDE = view.parts[part][layer]
     if v_THE.shape[0] == 0:
         return torch.empty_like(v_THE)
-    tokens = prepared(q_TKD, k_TKD, v_THE, gate_TH, beta_TH, pool_SHDE.dtype)
+    wide = torch.promote_types(pool_SHDE.dtype, torch.float32)
+    tokens = prepared(q_TKD, k_TKD, v_THE, gate_TH, beta_TH, wide)
     if view.limits.is_decode:
         out = _decode(tokens, view, pool_SHDE)
     elif view.extents is not None:
@@ -91,7 +93,8 @@ def prepared(
 
 
 def _decode(tokens: Tokens, view: RecurrentView, pool_SHDE: torch.Tensor) -> torch.Tensor:
-    out, state = delta_step(tokens, pool_SHDE.index_select(0, view.slots_B))
+    out, state = delta_step(tokens, pool_SHDE.index_select(0, view.slots_B).to(tokens.v.dtype))
+    state = state.to(pool_SHDE.dtype)
     pool_SHDE.index_copy_(0, view.slots_B, state)
     if view.stores.shape[0]:
         pool_SHDE.index_copy_(0, view.stores[:, 2], state.index_select(0, view.stores[:, 0]))
@@ -109,8 +112,9 @@ def _by_sequence(tokens: Tokens, view: RecurrentView, pool_SHDE: torch.Tensor) -
             slot = view.slots_B[b : b + 1]
             rule = recurrent_rule if row.query_len < RECURRENT_BELOW else chunked_rule
             one = tokens.map(partial(_one_sequence, mine))
-            out, state = rule(one, pool_SHDE.index_select(0, slot), stores_of_row(view, b, pool_SHDE))
-            pool_SHDE.index_copy_(0, slot, state)
+            before = pool_SHDE.index_select(0, slot).to(one.v.dtype)
+            out, state = rule(one, before, stores_of_row(view, b, pool_SHDE))
+            pool_SHDE.index_copy_(0, slot, state.to(pool_SHDE.dtype))
             out_THE[mine] = out[0].transpose(0, 1)
     return out_THE
 
@@ -123,8 +127,9 @@ def _padded(tokens: Tokens, view: RecurrentView, layer: int, pool_SHDE: torch.Te
     """Every sequence padded to the launch's ceiling; padding has gate 0 and beta 0."""
     padding = padding_once(view, layer, tokens.v.shape[0])
     padded = tokens.map(lambda x: padding.pad(x).transpose(1, 2))
-    out, state = chunked_rule(padded, pool_SHDE.index_select(0, view.slots_B), stores_of_all(view, pool_SHDE))
-    pool_SHDE.index_copy_(0, view.slots_B, state)
+    before = pool_SHDE.index_select(0, view.slots_B).to(padded.v.dtype)
+    out, state = chunked_rule(padded, before, stores_of_all(view, pool_SHDE))
+    pool_SHDE.index_copy_(0, view.slots_B, state.to(pool_SHDE.dtype))
     return padding.unpad(out.transpose(1, 2))
 
 

@@ -34,7 +34,8 @@ class Stores:
         """
         passed = (self.counts_M > start) & (self.counts_M <= end)
         within = (self.counts_M - start).clamp(1, end - start)
-        self.pool.index_copy_(0, torch.where(passed, self.slots_M, 0), states(self.rows_M, within))
+        passing = states(self.rows_M, within).to(self.pool.dtype)
+        self.pool.index_copy_(0, torch.where(passed, self.slots_M, 0), passing)
 
 
 def stores_of_all(view: RecurrentView, pool: torch.Tensor) -> Stores | None:
