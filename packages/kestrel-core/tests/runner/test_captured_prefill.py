@@ -123,8 +123,8 @@ def test_large_launches_run_op_by_op_for_less_padding(monkeypatch):
     monkeypatch.setattr(prefill_programs, "LARGE", 16)
     bench = Bench(ToyHybrid(3), budget=64, max_rows=8, pages=99, graphs=ReplayGraphs())
     seen = launches(bench)
-    for count in (58, 61):
-        bench.submit([7] * count, max_tokens=2)
+    for token, count in ((7, 58), (8, 61)):
+        bench.submit([token] * count, max_tokens=2)
         bench.run()
     assert seen == [(64, 1)]
 
