@@ -61,6 +61,7 @@ class Shape:
 
 
 def numbers(*shape: int) -> torch.Tensor:
+    """Random bfloat16 numbers on the device."""
     return torch.randn(shape, device=DEVICE, dtype=BF16)
 
 
@@ -88,11 +89,13 @@ def entries(batch: int, length: int, kv_heads: int, dim: int, copies: int) -> li
 
 
 def of_launches(label: str, made: list[tuple[torch.Tensor, list[Launch]]], in_use: bool) -> Candidate:
+    """Launches that were made once per set of keys."""
     calls = [lambda launches=launches: [x.run() for x in launches] for _, launches in made]
     return Candidate(label=label, calls=calls, launches=made[0][1], in_use=in_use)
 
 
 def decode(name: str, batch: int, length: int, kind: str = "pages") -> Shape:
+    """One query per row over ``length`` keys, by tiles, splits and ways to join them."""
     heads, kv_heads, dim = HEADS[name]
     moved = batch * length * kv_heads * dim * 4
     copies = min(32, 1 + int(COLD / moved))
@@ -138,6 +141,7 @@ def prefill(
     kind: str = "pages",
     causal: bool = True,
 ) -> Shape:
+    """``new`` queries per row behind ``cached`` keys, the first ``ranged`` bidirectional, by tiles."""
     heads, kv_heads, dim = HEADS[name]
     length = cached + new
     keys = (pages if kind == "pages" else entries)(batch, length, kv_heads, dim, 2)
@@ -175,6 +179,7 @@ def prefill(
 
 
 def vision(items: int, length: int, heads: int, dim: int) -> Shape:
+    """Dense attention inside ``items`` of ``length``, by tiles and by the libraries that torch has."""
     sets = [numbers(items, length, 3, heads, dim).unbind(2) for _ in range(2)]
     used = attention_vision.config_of(arch_of(DEVICE), dim, 2)
     tiles = {
@@ -265,6 +270,7 @@ def compile_all(shapes: Sequence[Shape]) -> None:
 
 
 def main() -> None:
+    """Compile what the shapes asked for launch, then measure each."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="shapes whose name contains this")
     parser.add_argument("--all", action="store_true", help="every candidate, not the three fastest")

@@ -14,16 +14,11 @@ from dataclasses import replace
 
 import torch
 
-from kestrel.spi import OpQuery
 from kestrel_kernels_cuda import experts
 from kestrel_kernels_cuda.experts import Tiling, Tilings
 
-EXPERTS, TOP_K, DIM, WIDTH = 256, 8, 2048, 512
+EXPERTS, TOP_K, DIM, WIDTH = (experts.QWEN.get(fact) for fact in ("experts", "top_k", "hidden", "width"))
 CALLS = 4
-QUERY = OpQuery.of(
-    "grouped_experts",
-    hidden=DIM, experts=EXPERTS, top_k=TOP_K, width=WIDTH, activation="silu_mul", dtype="bfloat16",
-)  # fmt: skip
 
 
 def candidates(rows: int) -> Iterator[Tilings]:
@@ -71,10 +66,10 @@ def main() -> None:
     parser.add_argument("--rows", default="64,1024,16384")
     rows_of = [int(rows) for rows in parser.parse_args().rows.split(",")]
 
-    def empty(*shape: int) -> torch.Tensor:
+    def numbers(*shape: int) -> torch.Tensor:
         return torch.randn(shape, device="cuda", dtype=torch.float32).to(torch.bfloat16)
 
-    gate_up, down = empty(EXPERTS, 2 * WIDTH, DIM) * 0.02, empty(EXPERTS, DIM, WIDTH) * 0.02
+    gate_up, down = numbers(EXPERTS, 2 * WIDTH, DIM) * 0.02, numbers(EXPERTS, DIM, WIDTH) * 0.02
     table = experts.TABLE
     for rows in rows_of:
         experts.TABLE = table
@@ -82,10 +77,10 @@ def main() -> None:
         jobs = []
         for entry in entries:
             experts.TABLE = (entry,)
-            jobs += list(experts.IMPLS["grouped_experts"].warm(QUERY, (rows,)))
+            jobs += list(experts.IMPLS["grouped_experts"].warm(experts.QWEN, (rows,)))
         with ThreadPoolExecutor(14) as pool:
             list(pool.map(lambda job: job(), jobs))
-        x, weights = empty(rows, DIM), empty(rows, TOP_K).abs()
+        x, weights = numbers(rows, DIM), numbers(rows, TOP_K).abs()
         chosen = [torch.rand(rows, EXPERTS, device="cuda").topk(TOP_K).indices for _ in range(CALLS)]
         found = []
         for entry in entries:

@@ -12,6 +12,7 @@ import torch
 from kestrel.ops import OPS, Case, Inputs
 from kestrel.spi import Yes
 from kestrel_kernels_cuda.backend import CudaBackend
+from kestrel_kernels_cuda.launch import DTYPES
 
 
 def size(inputs: Inputs) -> int:
@@ -30,7 +31,7 @@ def main() -> None:
     device, count = torch.device("cuda"), 0
     for name, impl in CudaBackend().impls().items():
         known = args.dtype if args.dtype in OPS[name].tolerances else "float32"
-        dtype = getattr(torch, known)
+        dtype = DTYPES[known]
         made: list[tuple[int, Case]] = []
         for case in OPS[name].cases():
             if isinstance(impl.supports(case.query(dtype)), Yes):

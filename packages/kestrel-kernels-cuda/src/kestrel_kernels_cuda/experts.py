@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import triton
@@ -22,7 +21,15 @@ from kestrel_kernels_cuda.experts_kernels import (
     up_kernel,
 )
 from kestrel_kernels_cuda.experts_sort import sort_launches
-from kestrel_kernels_cuda.launch import Launch, compile_case_of, dtype_of, power_of_two, refuse_dtype
+from kestrel_kernels_cuda.launch import (
+    Launch,
+    compile_case_of,
+    distinct,
+    dtype_of,
+    jobs_of,
+    power_of_two,
+    refuse_dtype,
+)
 from kestrel_kernels_cuda.overlap import overlap
 
 __all__ = ["IMPLS", "Call", "Tiling", "Tilings", "call_of", "compile_cases", "grouped_experts", "meta_call"]
@@ -160,20 +167,14 @@ class Call:
         place = (order.order_P, order.tile_expert_M, order.tile_row_M, order.tile_end_M, tiles)
         hidden, made = self.empty(width), self.empty(dim)
         shape = {"DIM": dim, "WIDTH": width, **overlap(hidden.device)}
+        strides = self.gate_up_EIC.stride()[:2]
+        sums = {"TOP_K": self.top_k, "DIM": dim, "BLOCK": SUM_BLOCK, "num_warps": 4, **overlap(hidden.device)}
         return [
             *sorting,
             Launch(
                 up_kernel,
                 (tiles * triton.cdiv(width, tilings.up.n),),
-                (
-                    self.x_TC,
-                    self.gate_up_EIC,
-                    self.scales[0],
-                    hidden,
-                    *place,
-                    self.x_TC.stride(0),
-                    *self.gate_up_EIC.stride()[:2],
-                ),
+                (self.x_TC, self.gate_up_EIC, self.scales[0], hidden, *place, self.x_TC.stride(0), *strides),
                 {**shape, "TOP_K": self.top_k, "GELU": self.gelu, **tilings.up.meta()},
             ),
             Launch(
@@ -186,13 +187,7 @@ class Call:
                 sum_kernel,
                 (self.out_TC.shape[0], triton.cdiv(dim, SUM_BLOCK)),
                 (made, self.weights_P, self.out_TC),
-                {
-                    "TOP_K": self.top_k,
-                    "DIM": dim,
-                    "BLOCK": SUM_BLOCK,
-                    "num_warps": 4,
-                    **overlap(hidden.device),
-                },
+                sums,
             ),
         ]
 
@@ -275,11 +270,9 @@ def warm(
         pairs = rows * query.get("top_k")
         few = pairs <= FEW_PAIRS
         kinds[None if few else tilings_of(pairs, query.get("experts"), dtype_of(query))] = rows
-    jobs: dict[Any, Callable[[], object]] = {}
-    for rows in kinds.values():
-        for launch in meta_call(query, rows, scaled=scaled).launches():
-            jobs[launch.kernel, tuple(launch.meta.items())] = launch.compile
-    return jobs.values()
+    return jobs_of(
+        launch for rows in kinds.values() for launch in meta_call(query, rows, scaled=scaled).launches()
+    )
 
 
 IMPLS: Mapping[str, Impl] = {"grouped_experts": Impl(supports=supports, fn=grouped_experts, warm=warm)}
@@ -292,11 +285,6 @@ QWEN = OpQuery.of(
 
 def compile_cases() -> Iterator[CompileCase]:
     """Every launch at Qwen3.5-35B-A3B's sizes: a step of 1 row, of 64, and prompts of 1024 and 16384 tokens."""
-    seen = set()
-    for rows in (1, 64, 1024, 16384):
-        for launch in meta_call(QWEN, rows).launches():
-            case = compile_case_of(f"experts {launch.kernel.__name__}", launch)
-            key = (case.kernel.__name__, tuple(case.constexprs.items()))
-            if key not in seen:
-                seen.add(key)
-                yield case
+    launches = [launch for rows in (1, 64, 1024, 16384) for launch in meta_call(QWEN, rows).launches()]
+    for launch in distinct(launches):
+        yield compile_case_of(f"experts {launch.kernel.__name__}", launch)

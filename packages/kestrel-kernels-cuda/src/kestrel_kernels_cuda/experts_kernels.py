@@ -8,6 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from kestrel_kernels_cuda.linear_parts import activate
 from kestrel_kernels_cuda.overlap import start_next, wait_for_previous
 
 __all__ = ["down_kernel", "gemv_down_kernel", "gemv_up_kernel", "sum_kernel", "up_kernel"]
@@ -16,9 +17,9 @@ __all__ = ["down_kernel", "gemv_down_kernel", "gemv_up_kernel", "sum_kernel", "u
 @triton.jit
 def _gated(gate, up, GELU: tl.constexpr):
     """act(gate) · up, float32."""
-    if GELU:  # tanh(z) = 2 σ(2 z) − 1
-        return gate * tl.sigmoid(1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)) * up
-    return gate * tl.sigmoid(gate) * up
+    if GELU:
+        return activate(gate, "gelu_tanh") * up
+    return activate(gate, "silu_mul") * up
 
 
 @triton.jit

@@ -14,6 +14,7 @@ import triton.language as tl
 from kestrel.spi import Impl, No, OpQuery, Yes
 from kestrel_kernels_cuda.compiling import CompileCase
 from kestrel_kernels_cuda.launch import Launch, compile_case_of, dtype_of, power_of_two, refuse_dtype
+from kestrel_kernels_cuda.ordering import order_of, value_of
 from kestrel_kernels_cuda.overlap import overlap, start_next, wait_for_previous
 
 __all__ = ["IMPLS", "compile_cases", "moe_route"]
@@ -27,7 +28,7 @@ def moe_route_kernel(
     EXPERTS: tl.constexpr, TOP_K: tl.constexpr, BLOCK: tl.constexpr, SHIFT: tl.constexpr, BLOCK_K: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """Each round takes the largest key: the logit's bits, made to order as integers, above the complement of the
+    """Each round takes the largest key: the logit in the order of integers, above the complement of the
     expert's number, so that of equal logits the lower expert is found first."""
     start_next(PDL)
     wait_for_previous(PDL)
@@ -35,9 +36,7 @@ def moe_route_kernel(
     expert = tl.arange(0, BLOCK)
     logit = tl.load(logits + token * stride_t + expert, mask=expert < EXPERTS, other=0.0).to(tl.float32)
     # a NaN is the likeliest expert: its row's weights become NaN, and every expert named exists
-    logit = tl.where(logit != logit, float("inf"), tl.where(logit == 0.0, 0.0, logit))
-    bits = logit.to(tl.int32, bitcast=True)
-    order = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(tl.int64)
+    order = order_of(tl.where(logit != logit, float("inf"), logit)).to(tl.int64)
     taken = tl.full([BLOCK], -(2**63), tl.int64)
     key = tl.where(expert < EXPERTS, order * BLOCK + (BLOCK - 1 - expert), taken)
     rank = tl.arange(0, BLOCK_K)
@@ -46,9 +45,7 @@ def moe_route_kernel(
     for k in tl.static_range(TOP_K):
         best = tl.max(key, axis=0)
         found = (BLOCK - 1 - (best & (BLOCK - 1))).to(tl.int32)
-        bits_found = (best >> SHIFT).to(tl.int32)
-        bits_found = tl.where(bits_found < 0, bits_found ^ 0x7FFFFFFF, bits_found)
-        kept = tl.where(rank == k, bits_found.to(tl.float32, bitcast=True), kept)
+        kept = tl.where(rank == k, value_of((best >> SHIFT).to(tl.int32)), kept)
         chosen = tl.where(rank == k, found, chosen)
         key = tl.where(expert == found, taken, key)
     part = tl.exp(kept - tl.max(kept, axis=0))

@@ -17,6 +17,7 @@ from kestrel.ops.sample_tables import SampleTables
 from kestrel.spi import Impl, OpQuery
 from kestrel_kernels_cuda.compiling import CompileCase
 from kestrel_kernels_cuda.launch import Launch, dtype_of, jobs_of, power_of_two
+from kestrel_kernels_cuda.ordering import order_of
 from kestrel_kernels_cuda.overlap import start_next, wait_for_previous
 from kestrel_kernels_cuda.sampling_meta import meta_tables
 from kestrel_kernels_cuda.sampling_parts import (
@@ -29,7 +30,6 @@ from kestrel_kernels_cuda.sampling_parts import (
     chained,
     chunks_of,
     log_of,
-    order_of,
     rows_of,
     supports,
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kestrel_kernels_cuda.sampling_parts import value_of
+from kestrel_kernels_cuda.ordering import value_of
 
 __all__ = ["edge_by_bisection", "edge_by_ranks", "mass_of"]
 

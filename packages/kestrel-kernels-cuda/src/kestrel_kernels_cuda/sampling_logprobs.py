@@ -14,6 +14,7 @@ import triton.language as tl
 from kestrel.spi import Impl, No, OpQuery, Yes
 from kestrel_kernels_cuda.compiling import CompileCase
 from kestrel_kernels_cuda.launch import Launch, dtype_of, jobs_of, power_of_two
+from kestrel_kernels_cuda.ordering import value_of
 from kestrel_kernels_cuda.overlap import start_next, wait_for_previous
 from kestrel_kernels_cuda.sampling_parts import (
     CHUNK,
@@ -26,7 +27,6 @@ from kestrel_kernels_cuda.sampling_parts import (
     packed_of,
     rows_of,
     supports,
-    value_of,
 )
 
 __all__ = ["IMPLS", "compile_cases", "sample_logprobs"]

@@ -1,4 +1,4 @@
-"""What the sampling kernels share: logits as ordered integers, the largest of a chunk, and of all chunks.
+"""What the sampling kernels share: the largest of a chunk, and of all chunks.
 
 A row's vocabulary is cut into chunks of a fixed size, one program each, whatever the batch: sums of floating-point
 numbers have one order, so a row's result never depends on its neighbours. A second kernel joins the chunks of a row.
@@ -19,6 +19,7 @@ from kestrel.ops.sample_tables import RowList
 from kestrel.spi import No, OpQuery, Yes
 from kestrel_kernels_cuda.compiling import CompileCase
 from kestrel_kernels_cuda.launch import Launch, compile_case_of, power_of_two, refuse_dtype
+from kestrel_kernels_cuda.ordering import order_of, value_of
 from kestrel_kernels_cuda.overlap import overlap, overlapped, start_next, wait_for_previous
 
 __all__ = [
@@ -38,11 +39,9 @@ __all__ = [
     "list_of",
     "log_of",
     "log_sum_of",
-    "order_of",
     "packed_of",
     "rows_of",
     "supports",
-    "value_of",
 ]
 
 STRIDES = [
@@ -61,20 +60,6 @@ SCALARS = [
 CHUNK = 2048  # 122 programs for one row of 248,320: about one per multiprocessor of a large device
 MOST_VOCAB = 1 << 20  # chunks of a row that one program joins
 LOWEST = tl.constexpr(-(2**63))  # below every packed logit
-
-
-@triton.jit
-def order_of(x):
-    """int32 keys in the order of float32 ``x``: equal for equal numbers (-0 and 0), NaN above all."""
-    bits = tl.where(x == 0.0, 0.0, x).to(tl.int32, bitcast=True)
-    order = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
-    return tl.where(x != x, 0x7FFFFFFF, order)
-
-
-@triton.jit
-def value_of(order):
-    """The float32 of a key."""
-    return tl.where(order < 0, order ^ 0x7FFFFFFF, order).to(tl.float32, bitcast=True)
 
 
 @triton.jit

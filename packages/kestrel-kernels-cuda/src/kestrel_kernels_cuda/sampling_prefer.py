@@ -11,6 +11,7 @@ import triton.language as tl
 
 from kestrel.ops.sample_tables import RowList
 from kestrel_kernels_cuda.launch import Launch, power_of_two
+from kestrel_kernels_cuda.ordering import order_of, value_of
 from kestrel_kernels_cuda.overlap import start_next, wait_for_previous
 from kestrel_kernels_cuda.sampling_parts import (
     CHUNK,
@@ -20,8 +21,6 @@ from kestrel_kernels_cuda.sampling_parts import (
     finite_or_zero,
     list_of,
     log_sum_of,
-    order_of,
-    value_of,
 )
 
 __all__ = ["member_of", "prefer_launches"]

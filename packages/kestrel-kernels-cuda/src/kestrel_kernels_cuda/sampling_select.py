@@ -19,9 +19,10 @@ import triton.language as tl
 
 from kestrel.ops.sample_tables import SampleTables
 from kestrel_kernels_cuda.launch import Launch, power_of_two
+from kestrel_kernels_cuda.ordering import order_of
 from kestrel_kernels_cuda.overlap import start_next, wait_for_previous
 from kestrel_kernels_cuda.sampling_edges import edge_by_bisection, edge_by_ranks, mass_of
-from kestrel_kernels_cuda.sampling_parts import CHUNK, SCALARS, STRIDES, chunks_of, order_of
+from kestrel_kernels_cuda.sampling_parts import CHUNK, SCALARS, STRIDES, chunks_of
 
 __all__ = ["Threshold", "select_launches"]
 

@@ -17,10 +17,8 @@ from kestrel_moondream.crops import enlarged, tiling, window_corners
 __all__ = ["LARGEST_BYTES", "crops_of", "inputs_of", "picture_tensors"]
 
 LARGEST_BYTES = 3 << 25  # 33 megapixels; larger pictures are cut on the host, for they fill pinned memory
-BYTE_STEP = (
-    1 << 18
-)  # lengths are rounded up to this and to TAP_STEP, so that pictures of like sizes share a program
-TAP_STEP = 8
+# Lengths are rounded up to these, so that pictures of like sizes share a program.
+BYTE_STEP, TAP_STEP = 1 << 18, 8
 
 
 def picture_tensors(pixels_HW3: NDArray[np.uint8], vision: VisionConfig) -> dict[str, torch.Tensor]:
