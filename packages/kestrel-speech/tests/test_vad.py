@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from kestrel.errors import InvalidRequestError
-from kestrel_speech.energy import EnergyModel
+from kestrel_speech.energy import EnergyModel, is_silence
 from kestrel_speech.vad import FrameModel, SpeechDetector, VadOptions, _Spans, speech_spans
 
 RATE = 16000
@@ -47,6 +47,15 @@ def test_speech_between_pauses_is_found():
 def test_spans_are_padded_inside_the_recording():
     found = speech_spans(recording(-0.2, 4, -5, 2, -0.1))
     np.testing.assert_allclose(found, [(0, 4.6), (8.8, 11.3)], atol=0.1)
+
+
+@pytest.mark.parametrize("at", [None, 0, 15_999, 16_000, 40_000, 48_100])
+def test_digital_silence_has_no_loud_frame_anywhere(at):
+    samples = np.full(48_123, 0.25, dtype=np.float32)  # an offset is no sound
+    if at is not None:
+        samples[at : at + 20] += 0.1
+    assert is_silence(samples) == (at is None)
+    assert is_silence(samples[:0])
 
 
 def test_pause_shorter_than_the_shortest_silence_joins():

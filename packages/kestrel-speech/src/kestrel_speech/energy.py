@@ -16,6 +16,7 @@ from kestrel_speech.vad import SAMPLE_RATE, FrameModel, Samples
 __all__ = ["EnergyModel", "is_silence"]
 
 _HOP = SAMPLE_RATE // 50  # 20 ms
+_SECOND = 50 * _HOP
 _SILENCE_DB = -70.0
 _CONTRAST_DB = 8.0
 _SLOPE_DB = 2.0  # the level above the threshold that multiplies the odds of speech by e
@@ -61,8 +62,12 @@ class EnergyModel(FrameModel):
 
 
 def is_silence(samples: Samples) -> bool:
-    """No 20 ms of ``samples`` reach −70 dB of full scale: digital silence, or a line that nothing is plugged into."""
-    return not len(samples) or bool(_levels(samples).max() < _SILENCE_DB)
+    """No 20 ms of ``samples`` reach −70 dB of full scale: digital silence, or a line that nothing is plugged into.
+
+    Looks no further than the first second that has a louder frame: the event loop waits for it.
+    """
+    seconds = (samples[start : start + _SECOND] for start in range(0, len(samples), _SECOND))
+    return not any(_levels(second).max() >= _SILENCE_DB for second in seconds)
 
 
 def _levels(samples: Samples) -> NDArray[np.float64]:
