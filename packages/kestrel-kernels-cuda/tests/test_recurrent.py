@@ -172,3 +172,24 @@ def test_the_plan_covers_each_token_once_and_no_launch_outgrows_it(place: torch.
         for row, first in zip(plan.row_N.tolist(), plan.first_N.tolist(), strict=True):
             seen += range(first, min(first + CHUNK, ends[row]))
         assert seen == list(range(shape.tokens))
+
+
+def _halved(inputs: Inputs) -> Inputs:
+    """``inputs`` over a state of 16 bits."""
+    parts = {k: x.bfloat16() if k == "state" else x.clone() for k, x in _view(inputs).parts.items()}
+    return replace(_swap(inputs, parts=parts), written=(parts["state"][:, 1:],))
+
+
+@pytest.mark.parametrize("name", ["one launch", "two launches", "prefill"])
+def test_states_may_be_kept_in_sixteen_bits(name: str, place: torch.device) -> None:
+    if name == "prefill":
+        op, fn = "gated_delta", gated_delta
+        shape = RecurrentShape(lens=(70, 5, 9), stores=((1, 3),), captured=True)
+        inputs = make_rule(shape, 3, place, torch.float32)
+    else:
+        op, fn = "gated_delta_step", gated_delta_step
+        shape = RecurrentShape(lens=(1,) * 3, key_heads=2, heads=6, stores=((1, 1),))
+        inputs = _step(shape, 3, place, torch.float32, 1 if name == "one launch" else 2)
+    (out, state), (want, kept) = _run(fn, _halved(inputs)), _run(OPS[op].reference, _halved(inputs))
+    torch.testing.assert_close(out, want, atol=1e-3, rtol=1e-3)
+    torch.testing.assert_close(state, kept, atol=1e-2, rtol=1e-2, equal_nan=True)
