@@ -129,6 +129,17 @@ def test_a_step_that_is_captured_reads_the_tensors_it_read_before():
     assert made._rows.tables is tables
 
 
+def test_steps_that_look_at_no_value_run_as_kinds_that_kernels_were_compiled_for():
+    params = [resolve(temperature=0.7, top_p=0.9), resolve(Static(allowed=TokenSet.span(2, 90)))]
+    blind, looking = sampler(params), Sampler(SPEC, 9, CPU)
+    for row, own in enumerate(params):
+        looking.set_row(row, own, seed=8)
+
+    assert blind.kind_of([0]) == int(Needs.STOP | Needs.DRAW | Needs.SORT | Needs.MIN_P)
+    assert blind.kind_of([1]) == int(Needs.STOP | Needs.BIAS | Needs.STATIC | Needs.AUTOMATA)
+    assert looking.kind_of([0]) == looking.needs_of([0])
+
+
 def test_few_programs_serve_every_mix_of_rows():
     made = sampler([])
     programs = {

@@ -39,7 +39,7 @@ class Programs:
 
     def sample(self, h_NC: torch.Tensor, rows_host: Sequence[int], rows_N: torch.Tensor) -> Sampled:
         """S: as ``choose``, for what ``rows_host`` (the same rows) need."""
-        return self.choose(h_NC, self._sampler.needs_of(rows_host), rows_N)
+        return self.choose(h_NC, self._sampler.kind_of(rows_host), rows_N)
 
     def choose(self, h_NC: torch.Tensor, needs: int, rows_N: torch.Tensor) -> Sampled:
         """A token for each of ``rows_N``, noted as its row's next input; ends clear the row's life.

@@ -157,6 +157,12 @@ class Sampler:
             bits |= Needs.BIAS | Needs.STATIC | Needs.AUTOMATA
         return int(bits)
 
+    def kind_of(self, rows_host: Sequence[int]) -> int:
+        """What a step of these rows runs as, captured or not: what they need, rounded up as ``program_of`` where
+        ``branch_free``, so that it is a kind that kernels were compiled for."""
+        needs = self.needs_of(rows_host)
+        return needs if self._looks else self.program_of(needs)
+
     def prepare(self, needs: int) -> None:
         """Make what ``sample_as`` reads for ``needs`` and only some rows have; before a program is captured."""
         self._rows.prepare(Needs(needs))
