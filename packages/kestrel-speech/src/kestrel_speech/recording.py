@@ -19,6 +19,7 @@ from kestrel.spi import Infer
 __all__ = ["Blocks", "Clip", "FileBlocks", "LiveBlocks", "Recording", "SAMPLE_RATE", "Samples", "Source"]
 
 SAMPLE_RATE = 16_000
+LARGE = 5 * SAMPLE_RATE  # what takes longer to copy than a pool thread to wake
 MOST_AT_ONCE = 60 * SAMPLE_RATE  # so that what is skipped is forgotten as it comes
 
 Samples = NDArray[np.float32]
@@ -40,6 +41,10 @@ class Blocks(ABC):
     @abstractmethod
     async def more(self, count: int) -> list[Samples]:
         """The next blocks, at least ``count`` samples in all; fewer at the end, none behind it."""
+
+    async def joined(self, parts: list[Samples]) -> Samples:
+        """``parts``, at least one, as one array."""
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     @abstractmethod
     async def close(self) -> None:
@@ -73,6 +78,11 @@ class FileBlocks(Blocks):
             return found
 
         return await self._infer.cpu(pull)
+
+    async def joined(self, parts: list[Samples]) -> Samples:
+        if sum(map(len, parts)) < LARGE:
+            return await super().joined(parts)
+        return await self._infer.cpu(lambda: np.concatenate(parts))
 
     async def close(self) -> None:
         self._stream.close()
@@ -150,7 +160,7 @@ class Source(Recording):
             if low < high:
                 parts.append(block[low:high])
             at += len(block)
-        return np.concatenate(parts) if parts else np.zeros(0, dtype=np.float32)
+        return await self._blocks.joined(parts) if parts else np.zeros(0, dtype=np.float32)
 
     async def length_up_to(self, position: int) -> int:
         await self._pull(position)
