@@ -24,16 +24,24 @@ def view_of(place: torch.device, dtype: torch.dtype, slots: list[int], dim: int 
     )  # fmt: skip
 
 
-def test_a_pool_may_hold_another_dtype_and_other_slots_stay(place: torch.device) -> None:
-    view = view_of(place, torch.float16, [6, 19, 9])
+EIGHT_BITS = pytest.param(
+    torch.float8_e4m3fn, marks=pytest.mark.gpu
+)  # Triton 3.6 interprets their rounding wrongly
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, EIGHT_BITS])
+def test_a_pool_may_hold_another_dtype_and_other_slots_stay(place: torch.device, dtype: torch.dtype) -> None:
+    if dtype.itemsize == 1 and torch.cuda.get_device_capability(place) < (8, 9):
+        pytest.skip("floats of eight bits need sm_89")
+    view = view_of(place, dtype, [6, 19, 9])
     k, v = (torch.randn(3, 3, 16).to(place) for _ in "kv")
-    before = view.k_LPKSD.clone()
+    before = view.k_LPKSD.float()
     write_kv(k, v, view, 1)
     for token, slot in enumerate((6, 19, 9)):
-        assert torch.equal(view.k_LPKSD[1, slot // 4, :, slot % 4], k[token].half())
-        assert torch.equal(view.v_LPKSD[1, slot // 4, :, slot % 4], v[token].half())
-        before[1, slot // 4, :, slot % 4] = k[token].half()
-    assert torch.equal(view.k_LPKSD, before)
+        at = (1, slot // 4, slice(None), slot % 4)
+        assert torch.equal(view.v_LPKSD.float()[at], v[token].to(dtype).float())
+        before[at] = k[token].to(dtype).float()
+    assert torch.equal(view.k_LPKSD.float(), before)
 
 
 def test_a_projection_with_gates_between_the_queries_is_read_as_it_is(place: torch.device) -> None:

@@ -8,6 +8,7 @@ import torch
 from kestrel.ops.extents import blocks_of
 from kestrel.ops.paged_attention import _cuts, paged_attention
 from kestrel.ops.pages import rows_of_positions
+from kestrel.ops.random import normal
 from kestrel.ops.view_cases import ViewShape, make_view
 from kestrel.ops.write_kv import write_kv
 from kestrel.spi.batch import RowExtent
@@ -170,3 +171,22 @@ def test_row_numbers_do_not_overflow_32_bits():
     table = torch.tensor([[2_000_000]], dtype=torch.int32)
     rows = rows_of_positions(table, torch.tensor([[3]]), 128, 16)
     assert rows[0, 127, 0] == (2_000_000 * 128 + 127) * 16 + 3
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+@pytest.mark.parametrize("extents", [rows((1, 9), (1, 3)), rows((5, 4), (2, 0))])
+def test_keys_and_values_may_be_kept_in_eight_bits(extents, dtype):
+    shape = ViewShape(rows=extents)
+    whole = make_view(shape, 1, CPU, torch.float32)
+    pools = [whole.k_LPKSD.nan_to_num(0.0).to(dtype), whole.v_LPKSD.nan_to_num(0.0).to(dtype)]
+    small = replace(whole, k_LPKSD=pools[0], v_LPKSD=pools[1])
+    k, v = (
+        normal(seed, (shape.tokens, shape.kv_heads, shape.head_dim), CPU, torch.float32) for seed in (2, 3)
+    )
+    q = normal(4, (shape.tokens, shape.heads, shape.head_dim), CPU, torch.float32)
+    write_kv(k, v, small, 1)
+    seen = replace(whole, k_LPKSD=small.k_LPKSD.float(), v_LPKSD=small.v_LPKSD.float())
+    assert torch.equal(paged_attention(q, small, 1, 0.3), paged_attention(q, seen, 1, 0.3))
+    place = whole.slots_T[0]
+    page, offset = divmod(int(place), whole.page_size)
+    assert torch.equal(seen.k_LPKSD[1, page, :, offset], k[0].to(dtype).float())

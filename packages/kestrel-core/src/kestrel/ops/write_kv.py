@@ -27,7 +27,13 @@ def write_kv(k_TKD: torch.Tensor, v_TKD: torch.Tensor, view: PagedView, layer: i
     rows = once_per_launch(view, layer, "write", _stage)
     for pool_LPKSD, new_TKD in ((view.k_LPKSD, k_TKD), (view.v_LPKSD, v_TKD)):
         dim = new_TKD.shape[-1]
-        pool_LPKSD[layer].view(-1, dim).index_copy_(0, rows, new_TKD.reshape(-1, dim).to(pool_LPKSD.dtype))
+        new = new_TKD.reshape(-1, dim).to(pool_LPKSD.dtype)
+        _bytes(pool_LPKSD[layer].view(-1, dim)).index_copy_(0, rows, _bytes(new))
+
+
+def _bytes(x: torch.Tensor) -> torch.Tensor:
+    """``x``, as bytes when it has 8 bits: torch copies no floats of 8 bits by index."""
+    return x.view(torch.uint8) if x.element_size() == 1 else x
 
 
 def _stage(view: PagedView) -> torch.Tensor:
