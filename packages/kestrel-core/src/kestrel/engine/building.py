@@ -72,6 +72,14 @@ def load_model(
             f"loading {blueprint.card.model_id!r} ran out of memory on {device}: {error}. "
             f"Lower {demand.setting}, or choose a smaller dtype or model."
         ) from error
+    _log_place(blueprint, device, demand)
+    decode = _warm_up(built, blueprint, device, ops, lane, thread, progress, stages)
+    log.info("model %s was made ready in %s", blueprint.card.model_id, stages)
+    thread.add(lane)
+    return LoadedModel(blueprint, built, lane, thread, shared, ops, decode)
+
+
+def _log_place(blueprint: Blueprint, device: torch.device, demand: Demand) -> None:
     log.info(
         "model %s (%s) runs on %s as %s, %.1f MiB of weights",
         blueprint.card.model_id,
@@ -80,10 +88,6 @@ def load_model(
         str(demand.dtype).removeprefix("torch."),
         demand.weight_bytes / 2**20,
     )
-    decode = _warm_up(built, blueprint, device, ops, lane, thread, progress, stages)
-    log.info("model %s was made ready in %s", blueprint.card.model_id, stages)
-    thread.add(lane)
-    return LoadedModel(blueprint, built, lane, thread, shared, ops, decode)
 
 
 def _build(
