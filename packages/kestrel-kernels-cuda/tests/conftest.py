@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 from typing import Any
 
 import pytest
@@ -53,6 +54,15 @@ if not torch.cuda.is_available():
     with contextlib.suppress(ImportError):  # without Triton, the tests of kernels are skipped
         _read_loop_bounds()
         _multiply_bfloat16()
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    """Fresh random numbers in each run; pytest shows the seed of a test that fails."""
+    seed = int.from_bytes(os.urandom(4), "little")
+    random.seed(seed)
+    torch.manual_seed(seed)
+    print(f"seed {seed}")
 
 
 @pytest.fixture(scope="session")

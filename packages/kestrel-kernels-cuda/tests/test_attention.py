@@ -27,7 +27,7 @@ CLOSE = {"rtol": 2e-5, "atol": 2e-5}
 
 
 def seed() -> int:
-    return int(torch.seed() % 2**31)
+    return int(torch.randint(2**31, ()))
 
 
 def launch(shape: ViewShape, place: torch.device, **changes: object) -> tuple[torch.Tensor, PagedView]:

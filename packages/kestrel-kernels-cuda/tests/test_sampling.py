@@ -15,7 +15,7 @@ from kestrel.ops import resolve_ops
 from kestrel.ops.sample_cases import TableShape, make_rows, make_tables
 from kestrel.ops.sample_tables import SampleTables
 from kestrel.sampling import Sampled, Sampler, SamplingParams
-from kestrel.spi import Automaton, Available, Decoding, LogitRule, Static, TokenSet, TokenSpec
+from kestrel.spi import Automaton, Available, Decoding, LogitRule, Rule, Static, TokenSet, TokenSpec
 from kestrel_kernels_cuda.backend import CudaBackend
 from kestrel_kernels_cuda.sampling_parts import chained
 from kestrel_kernels_cuda.sampling_select import select_launches
@@ -44,7 +44,7 @@ def kinds() -> list[SamplingParams]:
     prefer = LogitRule(
         op="prefer_group", params={"group": TokenSet.span(2000, 2400), "unless": TokenSet.of([7])}
     )
-    settings: list[tuple[dict[str, object], tuple[object, ...]]] = [
+    settings: list[tuple[dict[str, object], tuple[Rule, ...]]] = [
         ({"temperature": 0.0}, ()),
         ({"temperature": 0.9, "top_p": 0.8, "logprobs": True, "top_logprobs": 5}, ()),
         (
@@ -59,7 +59,7 @@ def kinds() -> list[SamplingParams]:
     return [
         SamplingParams.resolve(
             Settings.from_mapping(values),
-            Decoding(rules=rules, stop_ids=frozenset({5, 9})),  # type: ignore[arg-type]
+            Decoding(rules=rules, stop_ids=frozenset({5, 9})),
             SPEC,
         )
         for values, rules in settings

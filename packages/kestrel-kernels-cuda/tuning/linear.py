@@ -45,6 +45,7 @@ class Shape:
 
     @property
     def outputs(self) -> int:
+        """Columns of the output: half of the weight's rows where they are gated."""
         return self.n // 2 if is_gated(self.epilogue) else self.n
 
 
@@ -118,6 +119,7 @@ def gemms(shape: Shape, bm: int) -> Iterator[Config]:
 
 
 def candidates(shape: Shape, rows: int) -> list[Config]:
+    """What may be the fastest for ``rows`` rows, torch aside."""
     if rows == 1:
         return list(gemvs(shape))
     heights = {8: (16,), 16: (16,), 32: (32,), 64: (64,), 128: (64, 128), 256: (128, 256)}[rows]
@@ -169,6 +171,7 @@ class Bench:
         ]
 
     def blas(self, rows: int) -> float:
+        """µs by torch."""
         o = operands(self.shape, rows, "cuda", fused=False, weight=self.weights[0])
         return timed([lambda w=w: product(o.x, w, o.bias, o.epilogue, o.residual) for w in self.weights])
 
@@ -188,6 +191,7 @@ class Bench:
 
 
 def expected(o: Operands) -> torch.Tensor:
+    """The output by the reference."""
     args = o.x, o.weight, o.bias, o.epilogue, None if o.residual is None else o.residual.clone()
     if o.norm is None:
         return reference(*args)
@@ -196,6 +200,7 @@ def expected(o: Operands) -> torch.Tensor:
 
 
 def disagreement(got: torch.Tensor, want: torch.Tensor) -> str:
+    """By how much ``got`` is wrong; "" when it is right."""
     gap = float((got.float() - want.float()).abs().max() / want.float().abs().max())
     return f"wrong by {gap:.2g} of the largest output" if not gap < 0.03 else ""
 
@@ -235,6 +240,7 @@ def measure(bench: Bench, rows: int, ready: list[Config], lines: list[str]) -> l
 
 
 def main() -> None:
+    """Compile on every core for about half of the time, measure what is ready for the rest, write the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seconds", type=float, default=115)
@@ -302,6 +308,7 @@ def run(
 
 
 def report(shape: Shape, rows: int, found: list[tuple[float, Config]]) -> None:
+    """Print the fastest of a shape, beside torch and the fastest kernel of ours."""
     best = found[0][0]
     blas = next(us for us, c in found if c.kernel == "blas")
     rate = shape.n * shape.k * 2 / 1e6
