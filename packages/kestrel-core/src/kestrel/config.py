@@ -167,25 +167,30 @@ _ABOVE_ZERO: Mapping[str, float | None] = {
     "top_p": 1.0, "repetition_penalty": None, "timeout_s": None, "fps": None
 }  # fmt: skip
 _SETTINGS = tuple(f.name for f in fields(Settings) if f.name != "extra")
+_DEFAULTS = {f.name: _default_of(f) for f in fields(Settings)}
 
 
 def _normalised(values: Mapping[str, Any]) -> dict[str, Any]:
     """``values`` as plain Python numbers, strings, tuples and mappings; InvalidRequestError for what is not allowed."""
-    defaults = {f.name: _default_of(f) for f in fields(Settings)}
-    out = {name: defaults[name] if value is None else value for name, value in values.items()}
-    for name, bounds in _WHOLE.items():
-        out[name] = checks.whole(name, out[name], *bounds)
-    for name, limits in _NUMBER.items():
-        out[name] = checks.number(name, out[name], *limits)
-    for name, high in _ABOVE_ZERO.items():
-        out[name] = checks.number(name, out[name], 0.0, high, open_low=True)
-    for name in ("logprobs", "ignore_eos"):
-        out[name] = checks.flag(name, out[name])
+    out = {name: _DEFAULTS[name] if value is None else value for name, value in values.items()}
+    for name in [name for name, value in out.items() if value is not _DEFAULTS[name]]:
+        out[name] = _checked(name, out[name])
     out["stop"] = _stop(out["stop"])
     ids = checks.items("stop_token_ids", out["stop_token_ids"])
     out["stop_token_ids"] = tuple(_stop_id(token_id) for token_id in ids)
     out["logit_bias"] = _logit_bias(out["logit_bias"])
     return out
+
+
+def _checked(name: str, value: Any) -> Any:
+    """A number or flag that differs from the default; the others have checks of their own."""
+    if name in _WHOLE:
+        return checks.whole(name, value, *_WHOLE[name])
+    if name in _NUMBER:
+        return checks.number(name, value, *_NUMBER[name])
+    if name in _ABOVE_ZERO:
+        return checks.number(name, value, 0.0, _ABOVE_ZERO[name], open_low=True)
+    return checks.flag(name, value) if name in ("logprobs", "ignore_eos") else value
 
 
 def _stop(value: Any) -> tuple[str, ...]:
