@@ -75,6 +75,36 @@ def test_odd_launches_agree_with_the_reference(
     _agree(name, _run(fn, make(shape, seed, place, dtype)), want, dtype)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("lens", [(13, 197, 31, 64), (1500, 1, 2000)])
+def test_chunks_of_the_published_head_agree_with_the_reference(
+    lens: tuple[int, ...], dtype: torch.dtype, place: torch.device
+) -> None:
+    stores = ((0, 13), (1, 64), (1, 65), (1, 197)) if len(lens) == 4 else ((2, 1984), (0, 1), (1, 1))
+    shape = RecurrentShape(lens=lens, stores=stores, key_heads=2, heads=4, key_dim=128, value_dim=128)
+    seed = random.randrange(2**30)
+    want = _run(OPS["gated_delta"].reference, make_rule(shape, seed, place, dtype))
+    _agree("gated_delta", _run(gated_delta, make_rule(shape, seed, place, dtype)), want, dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_scratch_is_written_before_it_is_read(
+    dtype: torch.dtype, place: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = torch.empty
+
+    def poisoned(*size: Any, **options: Any) -> torch.Tensor:
+        fresh = plain(*size, **options)
+        return fresh.fill_(float("nan")) if fresh.is_floating_point() and not fresh.is_meta else fresh
+
+    shape = RecurrentShape(lens=(5, 70, 13), stores=((1, 64), (1, 66), (2, 13)), key_dim=5, value_dim=7)
+    mine, theirs = (make_rule(shape, 6, place, dtype) for _ in range(2))
+    want = _run(OPS["gated_delta"].reference, theirs)
+    monkeypatch.setattr(torch, "empty", poisoned)
+    _agree("gated_delta", _run(gated_delta, mine), want, dtype)
+
+
 @pytest.mark.parametrize("name", sorted(PREFILL))
 def test_a_sequence_alone_gives_the_bits_it_gives_among_others(name: str, place: torch.device) -> None:
     fn, make = PREFILL[name]

@@ -36,8 +36,7 @@ CHUNK_FLOPS = (
 STEP: tuple[Mapping[str, int], ...] = tuple(
     {"LAUNCHES": launches, "BLOCK_E": block, "num_warps": warps}
     for launches, block, warps in (
-        (1, 128, 16), (1, 128, 8), (1, 64, 8), (1, 32, 4),
-        (2, 128, 16), (2, 128, 8), (2, 64, 8), (2, 64, 4), (2, 32, 8), (2, 32, 4), (2, 16, 4), (2, 32, 2), (2, 16, 2),
+        (1, 128, 8), (1, 64, 8), (1, 32, 4), (2, 128, 8), (2, 64, 8), (2, 64, 4), (2, 64, 2), (2, 32, 2),
     )
 )  # fmt: skip
 CONV: tuple[Mapping[str, int], ...] = tuple(
@@ -49,7 +48,7 @@ CONV: tuple[Mapping[str, int], ...] = tuple(
 SOLVE: tuple[Mapping[str, int], ...] = tuple({"num_warps": warps, "num_stages": 1} for warps in (4, 8))
 SCAN: tuple[Mapping[str, int], ...] = tuple(
     {"BLOCK_E": block, "num_warps": warps, "STAGES": 2}
-    for block, warps in ((32, 4), (32, 8), (64, 8), (64, 4), (16, 4), (128, 8))
+    for block, warps in ((32, 4), (64, 8), (64, 4), (128, 8))
 )
 
 

@@ -1,4 +1,4 @@
-"""gated_delta: the rule over ragged sequences, in two launches: each chunk alone, then over the chunks of a sequence.
+"""gated_delta: the rule over ragged sequences: each chunk alone, then over the chunks of a sequence, then checkpoints.
 
 Letters: B sequences, T tokens, K key heads, H value heads, D key dim, E value dim, N chunks.
 """
@@ -6,7 +6,6 @@ Letters: B sequences, T tokens, K key heads, H value heads, D key dim, E value d
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 
 import torch
 import triton
@@ -14,8 +13,8 @@ import triton
 from kestrel.spi import Impl, No, OpQuery, Yes
 from kestrel.spi.batch import RecurrentView
 from kestrel_kernels_cuda.compiling import CompileCase
-from kestrel_kernels_cuda.gated_delta_chunks import scan_kernel, solve_kernel
-from kestrel_kernels_cuda.launch import Launch, compile_case_of, dtype_of, power_of_two, refuse_dtype
+from kestrel_kernels_cuda.gated_delta_chunks import scan_kernel, solve_kernel, store_kernel
+from kestrel_kernels_cuda.launch import Launch, compile_case_of, dtype_of, jobs_of, power_of_two, refuse_dtype
 from kestrel_kernels_cuda.linear_launch import arch_of
 from kestrel_kernels_cuda.recurrent_plan import CHUNK, meta_view, plan_of
 
@@ -24,11 +23,18 @@ __all__ = ["IMPLS", "compile_cases", "delta_launches", "gated_delta"]
 LARGEST_KEY, LARGEST_VALUE = 128, 256
 
 
-def configs_for(arch: int, has_stores: bool) -> tuple[dict[str, int], dict[str, int]]:
-    """Configurations of the two kernels. Matrix products of sm_90 take operands from shared memory, so four warps have
-    registers enough (on an H200 2.3 and 1.3 times as fast as eight); else, and with checkpoints, they spill."""
-    solve = {"num_warps": 4 if arch >= 90 else 8, "num_stages": 1}
-    return solve, {"BLOCK_E": 32, "num_warps": 4 if arch >= 90 and not has_stores else 8, "STAGES": 2}
+FEW = 2048  # tokens that narrow blocks of values spread over more multiprocessors
+
+
+def configs_for(
+    arch: int, key_dim: int, value_dim: int, tokens: int
+) -> tuple[dict[str, int], dict[str, int]]:
+    """Configurations of ``solve_kernel`` and ``scan_kernel``. For wide heads, matrix products of sm_90 take operands
+    from shared memory, so four warps have registers enough (on an H200 2.3 and 1.3 times as fast as eight)."""
+    if arch < 90 or min(key_dim, value_dim) < 64:
+        return {"num_warps": 8, "num_stages": 1}, {"BLOCK_E": 32, "num_warps": 8, "STAGES": 2}
+    block, warps = (32, 4) if tokens <= FEW else (64, 8)
+    return {"num_warps": 4, "num_stages": 1}, {"BLOCK_E": block, "num_warps": warps, "STAGES": 2}
 
 
 def delta_launches(
@@ -41,15 +47,16 @@ def delta_launches(
     layer: int,
     part: str = "state",
     configs: tuple[Mapping[str, int] | None, Mapping[str, int] | None] = (None, None),
-) -> tuple[Launch, Launch, torch.Tensor]:
-    """The two launches, in order, and their output [T, H, E]. ``configs``: instead of the committed ones."""
+) -> tuple[Launch, Launch, Launch, torch.Tensor]:
+    """The launches, in order, and their output [T, H, E]; the last is empty without checkpoints. ``configs``: of the
+    first two instead of the committed ones."""
     (tokens, key_heads, key_dim), (heads, value_dim) = q_TKD.shape, v_THE.shape[1:]
     pool_SHDE = view.parts[part][layer]
     assert pool_SHDE.is_contiguous(), "a layer's slots lie side by side"
     q, k, v = (x if x.stride()[1:] == (x.shape[2], 1) else x.contiguous() for x in (q_TKD, k_TKD, v_THE))
     gate, beta = (x if x.stride(1) == 1 else x.contiguous() for x in (gate_TH, beta_TH))
     plan = plan_of(view, layer, tokens)
-    committed = configs_for(arch_of(v.device), view.stores.shape[0] > 0)
+    committed = configs_for(arch_of(v.device), key_dim, value_dim, tokens)
 
     def empty(*shape: int, dtype: torch.dtype = v.dtype) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device=v.device)
@@ -82,7 +89,14 @@ def delta_launches(
         ),
         {**shared, "HAS_STORES": view.stores.shape[0] > 0, **config},
     )  # fmt: skip
-    return solve, scan, out_THE
+    block = min(32, max(16, power_of_two(value_dim)))
+    store = Launch(
+        store_kernel,
+        (triton.cdiv(value_dim, block), heads, view.stores.shape[0] * bool(tokens)),
+        (k, w, u, factors, pool_SHDE, view.cu_seqlens, view.stores, tokens, k.stride(0)),
+        {**shared, "BLOCK_E": block, "num_warps": 8},
+    )
+    return solve, scan, store, out_THE
 
 
 def gated_delta(
@@ -96,9 +110,9 @@ def gated_delta(
     part: str = "state",
 ) -> torch.Tensor:
     """As ``kestrel.ops.gated_delta``."""
-    solve, scan, out_THE = delta_launches(q_TKD, k_TKD, v_THE, gate_TH, beta_TH, view, layer, part)
-    solve.run()
-    scan.run()
+    *launches, out_THE = delta_launches(q_TKD, k_TKD, v_THE, gate_TH, beta_TH, view, layer, part)
+    for launch in launches:
+        launch.run()
     return out_THE
 
 
@@ -126,11 +140,12 @@ def _bare_launches(
     value_dim: int,
     dtype: torch.dtype,
     stores: int,
+    tokens: int,
     arch: int | None = None,
-) -> tuple[Launch, Launch]:
-    """Launches without memory, with ``stores`` checkpoints, as ``arch`` (None: this device's) has them. They depend on
-    neither sequences nor tokens."""
-    keys, values, rows, tokens = key_heads * key_dim, heads * value_dim, 2, 32
+) -> tuple[Launch, Launch, Launch]:
+    """Launches without memory, with ``stores`` checkpoints, as ``arch`` (None: this device's) has them. They do not
+    depend on sequences."""
+    keys, values, rows = key_heads * key_dim, heads * value_dim, 2
 
     def empty(*shape: int, dtype: torch.dtype = dtype) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device="meta")
@@ -140,26 +155,33 @@ def _bare_launches(
     q, k, v = q.unflatten(1, (key_heads, -1)), k.unflatten(1, (key_heads, -1)), v.unflatten(1, (heads, -1))
     gates = empty(tokens, heads, dtype=torch.float32)
     pool = empty(1, 2, heads, key_dim, value_dim, dtype=torch.float32)
-    configs = (None, None) if arch is None else configs_for(arch, stores > 0)
+    configs = (None, None) if arch is None else configs_for(arch, key_dim, value_dim, tokens)
     view = meta_view({"state": pool}, rows, tokens, stores)
-    return delta_launches(q, k, v, gates, gates, view, 0, configs=configs)[:2]
+    return delta_launches(q, k, v, gates, gates, view, 0, configs=configs)[:3]
 
 
 def _warm(query: OpQuery, row_counts: Sequence[int]) -> Iterable[Callable[[], object]]:
-    """The first kernel, and the second with and without checkpoints."""
-    sizes = [query.get(name) for name in ("key_heads", "heads", "key_dim", "value_dim")]
-    solve, scan = _bare_launches(*sizes, dtype_of(query), 0)
-    return (solve.compile, scan.compile, _bare_launches(*sizes, dtype_of(query), 2)[1].compile)
+    """Each kernel, for few tokens and for many, with checkpoints and without."""
+    names = ("key_heads", "heads", "key_dim", "value_dim")
+    key_heads, heads, key_dim, value_dim = (query.get(name) for name in names)
+    launches = [
+        launch
+        for stores in (0, 2)
+        for tokens in (FEW, 2 * FEW)
+        for launch in _bare_launches(key_heads, heads, key_dim, value_dim, dtype_of(query), stores, tokens)
+    ]
+    return jobs_of(launches)
 
 
 IMPLS: Mapping[str, Impl] = {"gated_delta": Impl(supports=supports, fn=gated_delta, warm=_warm)}
 
 
 def compile_cases() -> Iterator[CompileCase]:
-    """The published head; the second kernel with and without checkpoints."""
+    """The published head, for few tokens and for many, with checkpoints and without."""
     for arch in (80, 90):
-        for stores in (0, 2):
-            solve, scan = _bare_launches(16, 32, 128, 128, torch.bfloat16, stores, arch)
-            name = f"gated_delta scan{', checkpoints' * (stores > 0)} sm_{arch}"
-            yield replace(compile_case_of(name, scan), archs=(arch,))
-        yield replace(compile_case_of(f"gated_delta solve sm_{arch}", solve), archs=(arch,))
+        for tokens in (FEW, 2 * FEW):
+            for stores in (0, 2):
+                launches = _bare_launches(16, 32, 128, 128, torch.bfloat16, stores, tokens, arch)
+                for launch in launches if stores else launches[:2]:
+                    label = f"{launch.kernel.__name__}, {tokens} tokens, {stores} checkpoints"
+                    yield compile_case_of(f"gated_delta {label}, sm_{arch}", launch, (arch,))

@@ -3,6 +3,7 @@
 ``solve_kernel`` takes each chunk alone. With γ_i the sum of its gates up to i and A_ij = β_i (k_i·k_j) e^(γ_i − γ_j)
 for j < i, T = (I + A)⁻¹ gives U = T β v and W = T β k e^γ. ``scan_kernel`` goes over a sequence's chunks with the
 state S: V = U − W S, outputs (q e^γ) S + P V with P_ij = (q_i·k_j) e^(γ_i − γ_j), S ← e^γ_C S + (k e^(γ_C − γ))ᵀ V.
+For a checkpoint it leaves the state before the chunk that holds it, which ``store_kernel`` takes to the exact token.
 
 Products take operands of the inputs' dtype and sum in float32. q, k and v enter them as they are: norms, gates and β
 scale the other operand, or the sum, in float32. Rounded to the inputs' dtype are W, P, and V and S where outputs and
@@ -17,9 +18,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kestrel_kernels_cuda.gated_delta_rows import stores_of
-
-__all__ = ["scan_kernel", "solve_kernel"]
+__all__ = ["scan_kernel", "solve_kernel", "store_kernel"]
 
 
 @triton.jit
@@ -140,6 +139,18 @@ def solve_kernel(
     tl.store(w + home * D + to_keys, old.to(w.dtype.element_ty), mask=keys)
 
 
+@triton.jit
+def chunk_of_next(stores, num_stores, row, done, CHUNK: tl.constexpr = 64):
+    """Where the first chunk of ``row`` at or behind ``done`` that holds a checkpoint begins; -1: there is none."""
+    found = tl.full((), 1 << 30, tl.int32)
+    for first in range(0, num_stores, 32):
+        at = first + tl.arange(0, 32)
+        rows = tl.load(stores + at * 3, mask=at < num_stores, other=-1)
+        counts = tl.load(stores + at * 3 + 1, mask=at < num_stores, other=0).to(tl.int32)
+        found = tl.minimum(found, tl.min(tl.where((rows == row) & (counts > done), counts, 1 << 30)))
+    return tl.where(found < 1 << 30, (found - 1) // CHUNK * CHUNK, -1)
+
+
 @triton.jit(do_not_specialize=["tokens", "num_stores"])
 def scan_kernel(
     q, k, w, u, p, factors, pool, slots, cu_seqlens, stores, out, tokens, q_stride, k_stride, num_stores,
@@ -161,7 +172,7 @@ def scan_kernel(
     state = tl.load(state_home + tile, mask=inside, other=0.0).to(tl.float32)
     size = HEADS * tokens.to(tl.int64)
     to_keys, to_values = (at * (HEADS * D))[:, None] + d[None, :], (at * (HEADS * E))[:, None] + e[None, :]
-    num_mine = stores_of(stores, num_stores, row) if HAS_STORES else 0
+    next_store = chunk_of_next(stores, num_stores, row, 0) if HAS_STORES else 0
     for done in tl.range(0, end - begin, CHUNK, num_stages=STAGES):
         first = (begin + done).to(tl.int64)
         live = at < end - begin - done
@@ -181,22 +192,57 @@ def scan_kernel(
         k_norm = tl.load(line + 2 * size + at, mask=live, other=0.0)
         gamma_end = tl.load(line + tl.minimum(CHUNK, end - begin - done) - 1)
 
+        if HAS_STORES:  # noqa: SIM102 (compiled in or not, then decided at run time)
+            if done == next_store:
+                for m in range(num_stores):
+                    count = tl.load(stores + m * 3 + 1)
+                    if (tl.load(stores + m * 3) == row) & (count > done) & (count <= done + CHUNK):
+                        target = pool + (tl.load(stores + m * 3 + 2) * HEADS + head) * (D * E)
+                        tl.store(target + tile, state.to(pool.dtype.element_ty), mask=inside)
+                next_store = chunk_of_next(stores, num_stores, row, done + CHUNK)
         operand = state.to(q_tile.dtype)
         new = u_tile.to(tl.float32) - tl.dot(w_tile, operand, input_precision=PRECISION)
         y = tl.dot(q_tile, operand, input_precision=PRECISION) * (q_norm * tl.exp(gamma))[:, None]
         y += tl.dot(p_tile, new.to(p_tile.dtype), input_precision=PRECISION)
         tl.store(out + home * E + to_values, y.to(out.dtype.element_ty), mask=values)
         turned = tl.trans(k_tile)
-        if HAS_STORES:  # noqa: SIM102 (compiled in or not, then decided at run time)
-            if num_mine > 0:
-                for m in range(num_stores):
-                    count = tl.load(stores + m * 3 + 1) - done
-                    if (tl.load(stores + m * 3) == row) & (count > 0) & (count <= CHUNK):
-                        gamma_m = tl.load(line + count - 1)
-                        weight = tl.where(at < count, k_norm * tl.exp(tl.minimum(gamma_m - gamma, 0.0)), 0.0)
-                        then = add_product(state * tl.exp(gamma_m), turned, new * weight[:, None], PRECISION)
-                        target = pool + (tl.load(stores + m * 3 + 2) * HEADS + head) * (D * E)
-                        tl.store(target + tile, then.to(pool.dtype.element_ty), mask=inside)
         weight = k_norm * tl.exp(tl.minimum(gamma_end - gamma, 0.0))
         state = add_product(state * tl.exp(gamma_end), turned, new * weight[:, None], PRECISION)
     tl.store(state_home + tile, state.to(pool.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=["tokens"])
+def store_kernel(
+    k, w, u, factors, pool, cu_seqlens, stores, tokens, k_stride,
+    KEY_HEADS: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr, CHUNK: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Takes each checkpoint of ``stores`` [M, 3] from the state before its chunk, which ``pool`` has, to its token."""
+    e = tl.program_id(0) * BLOCK_E + tl.arange(0, BLOCK_E)
+    head, m = tl.program_id(1), tl.program_id(2)
+    key_head = head // (HEADS // KEY_HEADS)
+    row, total = tl.load(stores + m * 3), tl.load(stores + m * 3 + 1).to(tl.int32)
+    if total == 0:
+        return
+    done = (total - 1) // CHUNK * CHUNK
+    at, d = tl.arange(0, CHUNK), tl.arange(0, BLOCK_D)
+    inside = (d < D)[:, None] & (e < E)[None, :]
+    place = pool + (tl.load(stores + m * 3 + 2) * HEADS + head) * (D * E) + d[:, None] * E + e[None, :]
+    state = tl.load(place, mask=inside, other=0.0).to(tl.float32)
+    first = (tl.load(cu_seqlens + row) + done).to(tl.int64)
+    count = total - done
+    live = at < count
+    keys, values = live[:, None] & (d < D)[None, :], live[:, None] & (e < E)[None, :]
+    home = first * HEADS + head
+    w_tile = tl.load(w + home * D + (at * (HEADS * D))[:, None] + d[None, :], mask=keys, other=0.0)
+    k_place = k + first * k_stride + key_head * D + (at * k_stride)[:, None] + d[None, :]
+    k_tile = tl.load(k_place, mask=keys, other=0.0)
+    u_tile = tl.load(u + home * E + (at * (HEADS * E))[:, None] + e[None, :], mask=values, other=0.0)
+    line = factors + head.to(tl.int64) * tokens + first
+    gamma = tl.load(line + at, mask=live, other=0.0)
+    k_norm = tl.load(line + 2 * HEADS * tokens.to(tl.int64) + at, mask=live, other=0.0)
+    gamma_end = tl.load(line + count - 1)
+    new = u_tile - tl.dot(w_tile, state.to(k_tile.dtype), input_precision=PRECISION)
+    weight = k_norm * tl.exp(tl.minimum(gamma_end - gamma, 0.0))
+    state = add_product(state * tl.exp(gamma_end), tl.trans(k_tile), new * weight[:, None], PRECISION)
+    tl.store(place, state.to(pool.dtype.element_ty), mask=inside)

@@ -185,8 +185,8 @@ def _config(key_dim: int, value_dim: int, programs: int, is_deterministic: bool)
     """
     block_d, block_e = power_of_two(key_dim), power_of_two(value_dim)
     if programs <= FEW and not is_deterministic:
-        return {"LAUNCHES": 1, "BLOCK_E": block_e, "num_warps": min(16, max(1, block_d * block_e // 1024))}
-    block_e = min(32, block_e)
+        return {"LAUNCHES": 1, "BLOCK_E": block_e, "num_warps": min(8, max(1, block_d * block_e // 1024))}
+    block_e = min(64, block_e)
     return {"LAUNCHES": 2, "BLOCK_E": block_e, "num_warps": min(4, max(1, block_d * block_e // 1024))}
 
 
