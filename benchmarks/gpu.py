@@ -6,9 +6,10 @@
 ``ceilings``: a large copy and a large product, which the floors below are computed from. ``decode``: a step of Qwen at
 batch 1, 16, 64, 256 with prompts of 1,024; the difference between runs of 144 and of 16 tokens, whose prompts the
 prefix cache holds, over 128. ``prefill``: TTFT at batch 1, and 16 prompts at once, nothing cached. ``idle``: the share
-of time in which no kernel runs, with 64 streaming consumers. ``whisper``: windows of 30 s of noise, 112 tokens each.
-``photo``: Moondream 2, a question on distinct JPEGs of 800 × 600, 1 and 64 at a time. ``questions``: five on each of
-three photos, shuffled. ``--cold`` compiles every kernel again, as a new installation would.
+of time in which no kernel runs, with 64 streaming consumers, without and with eight threads that decode JPEGs.
+``whisper``: windows of 30 s of noise, 112 tokens each. ``photo``: Moondream 2, a question on distinct JPEGs of
+800 × 600, 1 and 64 at a time. ``questions``: five on each of three photos, shuffled. ``--cold`` compiles every kernel
+again, as a new installation would.
 """
 
 from __future__ import annotations
@@ -25,8 +26,10 @@ import statistics
 import string
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -39,6 +42,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from kestrel.config import RuntimeConfig
 from kestrel.engine import EngineResult, InferenceEngine
+from kestrel.media import MediaLimits, normalise_image
 
 CASES = ("ceilings", "decode", "prefill", "idle", "whisper", "photo", "questions")
 DEVICE = torch.device("cuda")
@@ -141,8 +145,29 @@ async def prefill(engine: InferenceEngine, report: Report, size: str) -> None:
     report.add("prefill", f"Qwen3.5-{size} 16 × {PROMPT}", wall, "ms", tok_s=round(16 * PROMPT / wall * 1e3))
 
 
-async def idle(engine: InferenceEngine, report: Report, size: str) -> None:
-    """How much of a decoding run the GPU has nothing to do, while 64 readers take every token."""
+@contextmanager
+def decoding(threads: int) -> Iterator[None]:
+    """So many threads decode JPEGs, as the engine's pool does, while the context lasts."""
+    pictures, done = jpegs(4, 7), threading.Event()
+
+    def work() -> None:
+        while not done.is_set():
+            for picture in pictures:
+                normalise_image(picture, MediaLimits())
+
+    with ThreadPoolExecutor(max(1, threads)) as pool:
+        jobs = [pool.submit(work) for _ in range(threads)]
+        try:
+            yield
+        finally:
+            done.set()
+    for job in jobs:
+        job.result()
+
+
+async def idle(engine: InferenceEngine, report: Report, size: str, threads: int) -> None:
+    """How much of a decoding run the GPU has nothing to do, while 64 readers take every token and ``threads`` decode
+    pictures."""
     texts = prompts(64, 64)
     await together(engine, texts, 2)
 
@@ -152,15 +177,18 @@ async def idle(engine: InferenceEngine, report: Report, size: str) -> None:
         async for _ in stream:
             pass
 
-    running = [asyncio.create_task(read(text, 400)) for text in texts]
-    await asyncio.sleep(1.0)
-    with profile(activities=[ProfilerActivity.CUDA]) as recorded:
-        await asyncio.sleep(0.4)
-        torch.cuda.synchronize()
-    await asyncio.gather(*running)
+    with decoding(threads):
+        running = [asyncio.create_task(read(text, 400)) for text in texts]
+        await asyncio.sleep(1.0)
+        with profile(activities=[ProfilerActivity.CUDA]) as recorded:
+            await asyncio.sleep(0.4)
+            torch.cuda.synchronize()
+        await asyncio.gather(*running)
     spans = kernel_spans(recorded)
-    report.add("idle", f"Qwen3.5-{size}, 64 readers, {len(spans)} kernels", 1 - busy_share(spans), "of time")
-    show_kernels(recorded)
+    what = f"Qwen3.5-{size}, 64 readers, {threads} decode JPEGs"
+    report.add("idle", what, 1 - busy_share(spans), "of time", kernels=len(spans))
+    if not threads:
+        show_kernels(recorded)
 
 
 async def whisper(engine: InferenceEngine, report: Report, batches: Sequence[int]) -> None:
@@ -305,7 +333,8 @@ async def run(args: argparse.Namespace, report: Report) -> None:
             if "prefill" in wanted:
                 await prefill(engine, report, args.size)
             if "idle" in wanted:
-                await idle(engine, report, args.size)
+                for threads in (0, 8):
+                    await idle(engine, report, args.size, threads)
     if "whisper" in wanted:
         path = args.weights / "whisper"
         if not path.exists():
