@@ -12,12 +12,15 @@ from functools import partial
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
+from triton.compiler import CompiledKernel
 from triton.runtime import driver
 
 from kestrel.device import Staging
+from kestrel.ops.gated_delta_step import MixerWeights
 from kestrel.ops.resampling import CropPlan, crop_tables
 from kestrel.sampling.rows import SampleRows
 from kestrel.spi import Limits, OpQuery, PagedView
+from kestrel.spi.batch import RecurrentView
 from kestrel_kernels_cuda import linear_launch
 from kestrel_kernels_cuda.backend import CudaBackend
 from kestrel_kernels_cuda.launch import Launch
@@ -149,15 +152,66 @@ def layer_calls() -> Iterator[Call]:
     )
 
 
+def recurrent_calls() -> Iterator[Call]:
+    """The ops of a gated DeltaNet mixer, whose inputs are parts of one projection, with checkpoints and without."""
+    key_heads, heads, dim, taps = 8, 16, 64, 4
+    sizes = {"key_heads": key_heads, "heads": heads, "key_dim": dim, "value_dim": dim}
+    keys, values = key_heads * dim, heads * dim
+    weights = MixerWeights(
+        conv_CW=empty(2 * keys + values, taps), a_log_H=empty(heads, dtype=torch.float32),
+        dt_bias_H=empty(heads), norm_E=empty(dim, dtype=torch.float32),
+    )  # fmt: skip
+    for rows, tokens, stores in ((3, 3, 0), (3, 3, 2), (64, 64, 0), (2, 70, 0), (2, 70, 2), (2, 4100, 2)):
+        is_step = rows == tokens
+        seen = RecurrentView(
+            parts={
+                "conv": empty(2, 65, 2 * keys + values, taps - 1),
+                "state": empty(2, 65, heads, dim, dim, dtype=torch.float32),
+            },
+            slots_B=odd(rows), cu_seqlens=torch.linspace(0, tokens, rows + 1).to(torch.int32),
+            stores=odd(stores, 3),
+            limits=Limits(
+                max_rows=rows, max_tokens=tokens, max_query_len=1 if is_step else tokens, max_context_len=tokens
+            ),
+        )  # fmt: skip
+        parts = [2 * keys + values, values, heads, heads]
+        qkv, z, b, a = empty(tokens, sum(parts)).split(parts, dim=1)
+        z_THE = z.unflatten(1, (heads, dim))
+        facts = {"dtype": "bfloat16"}
+        if is_step:
+            yield (
+                OpQuery.of("gated_delta_step", taps=taps, **sizes, **facts),
+                partial(call, qkv, z_THE, a, b, weights, key_heads, seen, 1),
+            )
+            continue
+        yield (
+            OpQuery.of("causal_conv", mode="prefill", taps=taps, activation="silu", **facts),
+            partial(call, qkv, weights.conv_CW, None, seen, 1),
+        )
+        yield (
+            OpQuery.of("delta_gates", heads=heads, **facts),
+            partial(call, a, b, weights.a_log_H, weights.dt_bias_H),
+        )
+        mixed = empty(tokens, 2 * keys + values).split([keys, keys, values], dim=1)
+        q, k, v = (part.unflatten(1, (-1, dim)) for part in mixed)
+        gates = empty(tokens, heads, dtype=torch.float32)
+        yield (
+            OpQuery.of("gated_delta", mode="prefill", **sizes, **facts),
+            partial(call, q, k, v, gates, gates, seen, 1),
+        )
+        yield OpQuery.of("gated_norm", dim=dim, **facts), partial(call, v, z_THE, weights.norm_E)
+
+
 def main() -> None:
     names: list[str] = []
     driver.set_active(Named())
     linear_launch.arch_of = lambda device: 90
     triton.knobs.runtime.jit_post_compile_hook = lambda **about: names.append(about["fn"].name)
+    CompiledKernel._init_handles = lambda self: None  # there is no device to load it on
     Launch.run = Launch.compile  # type: ignore[method-assign]
     impls, late = CudaBackend().impls(), {}
     warmed: set[OpQuery] = set()
-    for query, make_call in (*layer_calls(), *sampling_calls()):
+    for query, make_call in (*layer_calls(), *recurrent_calls(), *sampling_calls()):
         for job in () if query in warmed else impls[query.op].warm(query, (1, 16)):
             job()
         assert names or query in warmed, f"warm-up of {query} compiles nothing"

@@ -84,7 +84,10 @@ def start_of_sequence(
         keep(x_first, stride, tail, length, tail, channels, mask, TAPS)
 
 
-@triton.jit(do_not_specialize=["rows", "tokens", "num_stores"])
+@triton.jit(
+    do_not_specialize=["rows", "tokens", "num_stores"],
+    do_not_specialize_on_alignment=["slots", "cu_seqlens", "stores"],
+)
 def conv_kernel(
     x, weight, bias, pool, slots, cu_seqlens, places, stores, out, rows, tokens, stride, num_stores, C,
     TAPS: tl.constexpr, SILU: tl.constexpr, TOKENS: tl.constexpr, BLOCK: tl.constexpr,

@@ -77,7 +77,7 @@ def add_product(total, left, right, PRECISION: tl.constexpr):
     return tl.dot(left, low, tl.dot(left, high, total))
 
 
-@triton.jit(do_not_specialize=["rows", "tokens"])
+@triton.jit(do_not_specialize=["rows", "tokens"], do_not_specialize_on_alignment=["cu_seqlens"])
 def solve_kernel(
     q, k, v, gate, beta, cu_seqlens, chunk_row, chunk_first, w, u, p, factors, out,
     rows, tokens, q_stride, k_stride, v_stride, gate_stride, beta_stride, scale,
@@ -151,7 +151,10 @@ def chunk_of_next(stores, num_stores, row, done, CHUNK: tl.constexpr = 64):
     return tl.where(found < 1 << 30, (found - 1) // CHUNK * CHUNK, -1)
 
 
-@triton.jit(do_not_specialize=["tokens", "num_stores"])
+@triton.jit(
+    do_not_specialize=["tokens", "num_stores"],
+    do_not_specialize_on_alignment=["slots", "cu_seqlens", "stores"],
+)
 def scan_kernel(
     q, k, w, u, p, factors, pool, slots, cu_seqlens, stores, out, tokens, q_stride, k_stride, num_stores,
     KEY_HEADS: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
@@ -211,7 +214,7 @@ def scan_kernel(
     tl.store(state_home + tile, state.to(pool.dtype.element_ty), mask=inside)
 
 
-@triton.jit(do_not_specialize=["tokens"])
+@triton.jit(do_not_specialize=["tokens"], do_not_specialize_on_alignment=["cu_seqlens", "stores"])
 def store_kernel(
     k, w, u, factors, pool, cu_seqlens, stores, tokens, k_stride,
     KEY_HEADS: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr, E: tl.constexpr,

@@ -81,7 +81,7 @@ def convolve_and_keep(
     return y * tl.sigmoid(y)
 
 
-@triton.jit(do_not_specialize=["num_stores"])
+@triton.jit(do_not_specialize=["num_stores"], do_not_specialize_on_alignment=["slots", "stores"])
 def mix_kernel(
     qkv, a, b, conv_weight, a_log, dt_bias, conv_pool, slots, stores, mixed, gates,
     qkv_stride, a_stride, b_stride, num_stores, scale,
@@ -142,7 +142,7 @@ def mix_kernel(
         tl.store(gates_row + HEADS + head, tl.sigmoid(tl.load(b + row * b_stride + head).to(tl.float32)))
 
 
-@triton.jit(do_not_specialize=["num_stores"])
+@triton.jit(do_not_specialize=["num_stores"], do_not_specialize_on_alignment=["slots", "stores"])
 def rule_kernel(
     mixed, gates, z, norm_weight, state_pool, slots, stores, out, z_stride, num_stores, eps,
     KEY_HEADS: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr, E: tl.constexpr,

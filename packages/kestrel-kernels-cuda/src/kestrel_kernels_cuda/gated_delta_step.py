@@ -70,7 +70,7 @@ def copy_state(home, away, D: tl.constexpr, E: tl.constexpr, BLOCK_D: tl.constex
         tl.store(away + d * E + e, tl.load(home + d * E + e, mask=inside), mask=inside)
 
 
-@triton.jit(do_not_specialize=["num_stores"])
+@triton.jit(do_not_specialize=["num_stores"], do_not_specialize_on_alignment=["slots", "stores"])
 def step_kernel(
     qkv, a, b, conv_weight, a_log, dt_bias, z, norm_weight, conv_pool, state_pool, slots, stores, readers, out,
     qkv_stride, a_stride, b_stride, z_stride, num_stores, scale, eps,
