@@ -91,8 +91,11 @@ def _longest(view: PagedView, block_n: int) -> int:
     return longest if view.window is None else min(longest, view.window + block_n)
 
 
-def _planned(query: OpQuery, arch: int, limits: Limits, split: Split | None = None) -> list[Launch]:
-    """The launches of ``query`` under ``limits``, without memory."""
+def _planned(
+    query: OpQuery, arch: int, limits: Limits, split: Split | None = None, *, has_ends: bool = False
+) -> list[Launch]:
+    """The launches of ``query`` under ``limits``, without memory. ``has_ends``: of a step that says how far behind them
+    tokens see."""
     heads, dim, dtype, page = query.get("heads"), query.get("head_dim"), dtype_of(query), query.get("page")
     rows = limits.max_tokens
     pool = torch.empty((1, 2, query.get("kv_heads"), page, dim), dtype=dtype, device=META)
@@ -106,7 +109,7 @@ def _planned(query: OpQuery, arch: int, limits: Limits, split: Split | None = No
         limits=limits,
         page_size=page,
         window=query.get("window"),
-        bidirectional_end_T=torch.empty(rows, dtype=torch.int32, device=META),
+        bidirectional_end_T=torch.empty(rows, dtype=torch.int32, device=META) if has_ends else None,
     )
     q = torch.empty((rows, heads, dim), dtype=dtype, device=META)
     gate = torch.empty((rows, heads, 2, dim), dtype=dtype, device=META)[:, :, 1]
@@ -120,7 +123,8 @@ def _warm_launches(query: OpQuery, arch: int, row_counts: Sequence[int] = (2048,
             yield from _planned(query, arch, any_limits(rows, rows, 1, 4096), Split(wanted, 64, splits))
         return
     for tokens in {2, *row_counts}:
-        yield from _planned(query, arch, any_limits(1, tokens, tokens, 4096))
+        for has_ends in (False, True):  # op by op, and captured or with pictures
+            yield from _planned(query, arch, any_limits(1, tokens, tokens, 4096), has_ends=has_ends)
 
 
 def _warm(query: OpQuery, row_counts: Sequence[int]) -> Iterable[Callable[[], object]]:

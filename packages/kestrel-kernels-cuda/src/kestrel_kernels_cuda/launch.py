@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from threading import Lock
 from typing import Any
 
 import torch
+from triton.compiler import CompiledKernel
 from triton.runtime.jit import JITFunction
 from triton.tools.tensor_descriptor import TensorDescriptor
 
@@ -45,6 +47,8 @@ _POINTERS = {
     torch.float8_e4m3fn: "*fp8e4nv",
 }
 
+_compiling: dict[str, Lock] = {}
+
 
 @dataclass(frozen=True, slots=True)
 class Launch:
@@ -61,8 +65,18 @@ class Launch:
             self.kernel[self.grid](*self.args, **self.meta)
 
     def compile(self) -> None:
-        """Compile for the current device without launching. Safe on any thread."""
-        self.kernel.warmup(*self.args, grid=self.grid, **self.meta)
+        """Compile for the current device without launching, with what a first launch would make beside: the host code
+        that passes arguments, for which Triton runs a C compiler. Safe on any thread."""
+        with _compiling.setdefault(self.variant, Lock()):  # what several ops share is compiled by one of them
+            compiled = self.kernel.warmup(*self.args, grid=self.grid, **self.meta)
+            if isinstance(compiled, CompiledKernel):
+                _ = compiled.run
+
+    @property
+    def variant(self) -> str:
+        """What launches of the same compiled kernel have in common."""
+        kinds = [1 if isinstance(value, int) and value == 1 else _spelled(value) for value in self.args]
+        return str((self.kernel.__name__, kinds, _multiples_of_16(self), sorted(self.meta.items())))
 
 
 def compile_case_of(name: str, launch: Launch, archs: tuple[int, ...] | None = None) -> CompileCase:
@@ -97,9 +111,7 @@ def distinct(launches: Iterable[Launch]) -> list[Launch]:
     """The launches without those that would compile the same again."""
     different: dict[str, Launch] = {}
     for launch in launches:
-        kinds = [_spelled(value) for value in launch.args]
-        parts = (launch.kernel.__name__, kinds, _multiples_of_16(launch), sorted(launch.meta.items()))
-        different.setdefault(str(parts), launch)
+        different.setdefault(launch.variant, launch)
     return list(different.values())
 
 

@@ -13,7 +13,7 @@ import triton.language as tl
 
 from kestrel.spi import Impl, OpQuery, Yes
 from kestrel_kernels_cuda.compiling import CompileCase
-from kestrel_kernels_cuda.launch import Launch, compile_case_of
+from kestrel_kernels_cuda.launch import Launch, compile_case_of, jobs_of
 
 __all__ = ["IMPLS", "compile_cases", "row_inputs", "row_results"]
 
@@ -133,8 +133,8 @@ def _planned(count: int) -> list[Launch]:
 
 
 def _warm(query: OpQuery, row_counts: Sequence[int]) -> Iterable[Callable[[], object]]:
-    number = 0 if query.op == "row_inputs" else 1
-    return [_planned(count)[number].compile for count in row_counts]
+    kinds = slice(0, 1) if query.op == "row_inputs" else slice(1, None)
+    return jobs_of(launch for count in row_counts for launch in _planned(count)[kinds])
 
 
 def _always(query: OpQuery) -> Yes:

@@ -117,7 +117,13 @@ def _planned(query: OpQuery, flags: tuple[bool, bool, bool, bool]) -> Launch:
     return _launch(ids_N, best_N, best_N, rows_N, meta_tables(query.get("vocab")), flags)[2]
 
 
-_USUAL = ((False, False, False, True), (True, False, False, True), (True, False, True, True))
+_USUAL = (
+    (False, False, False, True),
+    (True, False, False, True),
+    (True, False, True, True),
+    (True, True, False, True),
+    (True, True, True, True),
+)
 
 
 def _warm(query: OpQuery, row_counts: Sequence[int]) -> Iterable[Callable[[], object]]:
