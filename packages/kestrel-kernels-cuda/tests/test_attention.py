@@ -235,7 +235,8 @@ def test_warm_up_names_each_kernel_once(mode: str) -> None:
         softcap=False, gated=True,
     )  # fmt: skip
     jobs = list(attention_paged.IMPLS["paged_attention"].warm(query, (16, 64, 4096)))
-    assert len(jobs) == (5 if mode == "decode" else 2)  # few rows: split, joined, whole; many: split, whole
+    # decode with few rows: split, joined, whole; with many: split, whole. prefill: two tiles, with and without ranges
+    assert len(jobs) == (5 if mode == "decode" else 4)
 
 
 @pytest.fixture

@@ -111,7 +111,9 @@ def main() -> int:
             line = {"kind": kind, "rows": rows, "vocab": wanted.vocab}
             ids = []
             for name, by_kernels in (("us", True), ("reference_us", False)):
-                made = sampler(kind, wanted.vocab, rows, by_kernels=by_kernels)  # its tables outlive the replays
+                made = sampler(
+                    kind, wanted.vocab, rows, by_kernels=by_kernels
+                )  # its tables outlive the replays
                 graph, chosen = program(made, logits)
                 graph.replay()
                 ids.append(chosen.clone())

@@ -243,7 +243,8 @@ class RuntimeConfig:
     ``deterministic``: launches of fixed shapes, pictures and prefills one at a time, so that an answer does not depend
     on who else is served; slower. Without ``enable_prefix_cache``, whose hits change how prompts are cut, that holds to
     the last bit. ``strict_ops``: an error where an accelerator would run a plain-torch reference. ``recurrent_dtype``
-    "bfloat16" keeps the states of linear attention in half the memory, rounded at every step; answers differ then.
+    "bfloat16" keeps the states of linear attention in half the memory, rounded at every step; answers differ then. On
+    the CPU only, so far.
 
     ``decode_path``: "native" runs decode steps op by op; "generated" as programs captured at load for every batch size
     up to ``max_batch_size``, or it is an error that says what prevents it; "auto" captures where it can.
