@@ -204,7 +204,7 @@ async def test_an_unloaded_models_memory_is_given_back(toys, crowded):
         slot = engine.fleet.slot("one")
         await engine.query(picture(), "?")
         cache = weakref.ref(slot.model.lane.cache)
-        await asyncio.sleep(0.1)  # until pool threads have let go of their last jobs
+        await asyncio.sleep(0.5)  # until pool threads have let go of their last jobs
         gc.disable()
         try:
             async with engine.fleet._change:
