@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from kestrel.cli import session
+from kestrel.cli.diagnosis import _told
 from kestrel.errors import UnknownModelError
+from kestrel.ops import OpChoice
 from kestrel.plugins import PluginHost
 from kestrel.spi import (
     VERSION,
@@ -223,3 +225,14 @@ def test_a_table_in_a_pipe_is_tab_separated_and_aligned_on_a_terminal(
     ran = run("plugins")
     assert "\t" not in ran.out
     assert "acme" in ran.out
+
+
+def test_doctor_tells_a_reader_once_what_holds_for_several_numbers_of_rows() -> None:
+    def choice(rows: int, provider: str, **rejected: str) -> OpChoice:
+        return OpChoice(query=OpQuery.of("linear", k=8, rows=rows), provider=provider, rejected=rejected)
+
+    choices = [choice(1, "fast"), *(choice(n, "reference", fast="no", gone="not here") for n in (0, 8, 16))]
+    assert _told(choices, {"gone"}) == [
+        {"op": "linear(k=8, rows=1)", "provider": "fast", "rejected": {}},
+        {"op": "linear(k=8), rows to 8, 16 and more", "provider": "reference", "rejected": {"fast": "no"}},
+    ]

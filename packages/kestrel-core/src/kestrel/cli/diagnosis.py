@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 from kestrel.cli import output, session, tables
 from kestrel.cli.options import ModelOptions
 from kestrel.errors import InvalidRequestError
+from kestrel.spi import OpQuery
 
 if TYPE_CHECKING:
     from kestrel.ops import OpChoice
@@ -32,17 +33,17 @@ async def diagnose(model: ModelOptions, *, json: bool) -> None:
         "plugins": {info.name: _plugin_state(info.error, info.is_enabled) for info in host.plugins},
         "failures": {name: f"{type(error).__name__}: {error}" for name, error in host.failed.items()},
     }
-    ops: list[dict[str, Any]] = []
+    choices: Sequence[OpChoice] = ()
     if model.model or model.model_path:
         async with session.opened(model) as engine:
-            ops = _op_rows(await session.op_choices(engine))
+            choices = await session.op_choices(engine)
             facts["model"] = engine.models[0]
             facts["decode"] = await session.decode_path(engine)
     if json:
-        output.print_json({**facts, "ops": ops} if "model" in facts else facts)
+        output.print_json({**facts, "ops": _op_rows(choices)} if "model" in facts else facts)
         return
     tables.print_facts(facts, json=False)
-    tables.print_rows(ops, ("op", "provider", "rejected"), json=False)
+    tables.print_rows(_told(choices, _absent(facts["backends"])), ("op", "provider", "rejected"), json=False)
 
 
 def _version(name: str) -> str:
@@ -101,3 +102,39 @@ def _op_rows(choices: Sequence[OpChoice]) -> list[dict[str, Any]]:
         }
         for choice in choices
     ]
+
+
+def _absent(backends: Mapping[str, Mapping[str, str]]) -> set[str]:
+    """Backends that run on no device here: their reason stands in the list of backends."""
+    return {
+        name
+        for name, devices in backends.items()
+        if all(state.startswith("unavailable") for state in devices.values())
+    }
+
+
+def _told(choices: Sequence[OpChoice], absent: Collection[str]) -> list[dict[str, Any]]:
+    """As ``_op_rows`` for a reader: one line for an op that is served alike for several buckets of rows."""
+    lines: dict[tuple[str, str, str], tuple[list[OpChoice], Mapping[str, str]]] = {}
+    for choice in choices:
+        rejected = {name: why for name, why in choice.rejected.items() if name not in absent}
+        key = (_without_rows(choice), choice.provider, str(rejected))
+        lines.setdefault(key, ([], rejected))[0].append(choice)
+    return [
+        {"op": _named(alike, op), "provider": provider, "rejected": rejected}
+        for (op, provider, _), (alike, rejected) in lines.items()
+    ]
+
+
+def _without_rows(choice: OpChoice) -> str:
+    facts = {name: value for name, value in choice.query.facts if name != "rows"}
+    return str(OpQuery.of(choice.query.op, **facts))
+
+
+def _named(choices: Sequence[OpChoice], op: str) -> str:
+    """``op`` with the buckets of rows of ``choices``, which are alike but for them; the last bucket, 0, has no end."""
+    if len(choices) == 1:
+        return str(choices[0].query)
+    buckets = sorted(choice.query.get("rows") for choice in choices)
+    ends = [str(bucket) for bucket in buckets if bucket]
+    return f"{op}, rows to {', '.join(ends)}" + (" and more" if 0 in buckets else "")
