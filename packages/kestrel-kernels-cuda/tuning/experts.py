@@ -8,11 +8,12 @@ together for each candidate, best first.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import torch
+from stopwatch import microseconds
 
 from kestrel_kernels_cuda import experts
 from kestrel_kernels_cuda.experts import Tiling, Tilings
@@ -41,25 +42,6 @@ def candidates(rows: int) -> Iterator[Tilings]:
             yield replace(base, up=tiling) if name == "up" else replace(base, down=tiling)
 
 
-def timed(call: Callable[[int], object]) -> float:
-    """Microseconds of ``call``: the best of some replays of a graph of ``CALLS``."""
-    call(0)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for i in range(CALLS):
-            call(i)
-    best = float("inf")
-    for _ in range(4):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        graph.replay()
-        end.record()
-        torch.cuda.synchronize()
-        best = min(best, start.elapsed_time(end) * 1e3 / CALLS)
-    return best
-
-
 def main() -> None:
     """Compile every candidate on every core, then measure each."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -85,8 +67,8 @@ def main() -> None:
         found = []
         for entry in entries:
             experts.TABLE = (entry,)
-            taken = timed(
-                lambda i, c=chosen, x=x, w=weights: experts.grouped_experts(x, w, c[i], gate_up, down)
+            taken = microseconds(
+                lambda i, c=chosen, x=x, w=weights: experts.grouped_experts(x, w, c[i], gate_up, down), CALLS
             )
             found.append((taken, entry))
         print(f"{rows} rows, as it is: {found[0][0]:.1f} us")

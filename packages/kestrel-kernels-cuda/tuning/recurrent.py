@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
+from stopwatch import microseconds
 
 from kestrel.ops.gated_delta_step import MixerWeights
 from kestrel.spi.batch import Limits, RecurrentView
@@ -138,25 +139,6 @@ def prefills(lens: tuple[int, ...]) -> Iterator[Work]:
     )  # fmt: skip
 
 
-def timed(call: Callable[[int], object]) -> float:
-    """Microseconds of one call: the best of some replays of a graph of ``CALLS``."""
-    call(0)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for i in range(CALLS):
-            call(i)
-    best = float("inf")
-    for _ in range(5):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        graph.replay()
-        end.record()
-        torch.cuda.synchronize()
-        best = min(best, start.elapsed_time(end) * 1e3 / CALLS)
-    return best
-
-
 def compiled(work: Work) -> list[Mapping[str, int] | None]:
     """The configurations that compile, the committed one (None) first."""
 
@@ -181,7 +163,9 @@ def report(work: Work, ceiling: float) -> None:
         label = "committed" if config is None else " ".join(f"{k}={v}" for k, v in config.items())
         try:
             calls = [work.build(config, i) for i in range(CALLS)]
-            took.append((timed(lambda i, calls=calls: [launch.run() for launch in calls[i]]), label))
+            took.append(
+                (microseconds(lambda i, calls=calls: [launch.run() for launch in calls[i]], CALLS), label)
+            )
         except Exception as error:
             print(f"{work.kernel} {work.what} {label}: {str(error)[:120]}")
     for taken, label in sorted(took):
@@ -198,7 +182,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="step, conv, solve or scan")
     wanted = parser.parse_args()
     big, other = (torch.empty(2**30, dtype=torch.uint8, device="cuda") for _ in range(2))
-    ceiling = 2 * 2**30 / timed(lambda i: other.copy_(big)) / 1e3
+    ceiling = 2 * 2**30 / microseconds(lambda i: other.copy_(big), CALLS) / 1e3
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}; copy {ceiling:.0f} GB/s")
     began = time.perf_counter()
     for batch in BATCHES:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
+from stopwatch import microseconds
 
 from kestrel.ops import OPS
 from kestrel.ops.resampling import CropPlan, crop_tables
@@ -163,25 +164,6 @@ def works() -> Iterator[Work]:
     yield from photo()
 
 
-def timed(call: Callable[[int], object]) -> float:
-    """Microseconds of one call: the best of some replays of a graph of ``CALLS``."""
-    call(0)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for i in range(CALLS):
-            call(i)
-    best = float("inf")
-    for _ in range(6):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        graph.replay()
-        end.record()
-        torch.cuda.synchronize()
-        best = min(best, start.elapsed_time(end) * 1e3 / CALLS)
-    return best
-
-
 def main() -> None:
     """Compile on every core, then measure."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -195,10 +177,10 @@ def main() -> None:
         list(pool.map(lambda job: job(), jobs))
     print(f"{len(jobs)} jobs compiled in {time.perf_counter() - began:.1f} s")
     big, other = empty(2**29), empty(2**29)
-    ceiling = 2 * 2**30 / timed(lambda i: torch.neg(big, out=other)) / 1e3
+    ceiling = 2 * 2**30 / microseconds(lambda i: torch.neg(big, out=other), CALLS) / 1e3
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}; copy {ceiling:.0f} GB/s")
     for work in todo:
-        taken = timed(partial(work.call, impls[work.query.op].fn))
+        taken = microseconds(partial(work.call, impls[work.query.op].fn), CALLS)
         speed = work.moved / taken / 1e3
         line = (
             f"{work.query.op:24}{work.rows:7} rows {taken:9.2f} us {speed:7.0f} GB/s {speed / ceiling:5.0%}"
@@ -206,7 +188,7 @@ def main() -> None:
         if work.flops:
             line += f" {work.flops / taken / 1e6:7.1f} TFLOP/s"
         if wanted.reference:
-            line += f"   reference {timed(partial(work.call, OPS[work.query.op].reference)):9.2f} us"
+            line += f"   reference {microseconds(partial(work.call, OPS[work.query.op].reference), CALLS):9.2f} us"
         print(line, flush=True)
 
 
