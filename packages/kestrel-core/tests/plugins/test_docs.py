@@ -49,7 +49,7 @@ def test_page_states_the_current_spi_version(page: str):
 
 
 def test_example_of_the_page_is_a_plugin(page: str):
-    source, _ = re.findall(r"^```python\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL)
+    source, *_ = re.findall(r"^```python\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL)
     module = types.ModuleType("kestrel_acme")
     exec(source, vars(module))
     host = PluginHost.from_modules({"acme": module})

@@ -95,7 +95,7 @@ _WINDOW_PREFILL = {("sm_90", 256): (128, 32, 8, 3)}  # where the mask of a windo
 
 _WIDE_PREFILL = {64: (32, 32, 8, 1), 128: (32, 32, 8, 1), 256: (16, 32, 8, 1), 512: (16, 16, 8, 1)}  # float32
 
-_SHORT_PREFILL = {64: (16, 128, 4, 2), 128: (16, 64, 4, 3), 256: (16, 32, 4, 3), 512: (16, 32, 8, 2)}
+_SHORT_PREFILL = {64: (16, 128, 4, 2), 128: (16, 64, 4, 2), 256: (16, 32, 4, 3), 512: (16, 32, 8, 2)}
 SHORT = 16  # queries of the longest sequence up to which the heads of a group share a tile
 
 JOIN_IN_PLACE = 2  # chunks of blocks, of a group's heads, that a last block joins sooner than a kernel
