@@ -22,6 +22,7 @@ import logging
 import os
 import platform
 import random
+import re
 import statistics
 import string
 import sys
@@ -37,7 +38,7 @@ from typing import Any
 import numpy as np
 import torch
 from gpu_models import WHISPER_EOT, write_moondream, write_qwen, write_whisper
-from gpu_probe import busy_share, copy_rate, gemm_rate, kernel_spans, show_kernels
+from gpu_probe import busy_share, copy_rate, gemm_rate, kernel_spans, save_trace, show_kernels
 from torch.profiler import ProfilerActivity, profile
 
 from kestrel.config import RuntimeConfig
@@ -55,9 +56,10 @@ QWEN_BYTES = {"4B": (8.41e9, 51_511_296, 32_768), "0.8B": (1.50e9, 19_537_920, 1
 class Report:
     """Lines of the table, as they are measured."""
 
-    def __init__(self, with_profiles: bool = False) -> None:
+    def __init__(self, with_profiles: bool = False, traces: Path | None = None) -> None:
         self.rows: list[dict[str, Any]] = []
-        self._with_profiles = with_profiles
+        self._with_profiles = with_profiles or traces is not None
+        self._traces = traces
         self.copy_tb_s = 4.25
         self.gemm_tflop_s = 770.0
 
@@ -78,6 +80,8 @@ class Report:
             torch.cuda.synchronize()
         self.add("profile", what, 1 - busy_share(kernel_spans(recorded)), "idle")
         show_kernels(recorded)
+        if self._traces is not None:
+            save_trace(recorded, self._traces / f"trace_{'_'.join(re.findall('[a-z0-9]+', what))}.json.gz")
 
 
 @asynccontextmanager
@@ -269,7 +273,7 @@ async def photo(engine: InferenceEngine, report: Report, lengths: Sequence[int] 
             took.clear()
             wall, _ = await closed_loop(ask, width, count)
             middle = statistics.median(took)
-            with report.profiled(f"photo, {width} at a time"):
+            with report.profiled(f"photo, {new} tokens, {width} at a time"):
                 await closed_loop(ask, width, width)
             report.add("photo", f"Moondream 2, {new} tokens, c = {width}", count / wall, "req/s",
                        p50_ms=round(middle, 1))  # fmt: skip
@@ -371,6 +375,7 @@ def main() -> None:
     parser.add_argument("--cold", action="store_true", help="compile every kernel again")
     parser.add_argument("--log", action="store_true", help="print what the engine logs")
     parser.add_argument("--profile", action="store_true", help="print the kernels of each case")
+    parser.add_argument("--trace", type=Path, metavar="DIR", help="also keep when each kernel ran")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     if not torch.cuda.is_available():
@@ -380,9 +385,11 @@ def main() -> None:
         logging.getLogger("kestrel").setLevel(logging.INFO)
         logging.getLogger("kestrel.request").setLevel(logging.WARNING)
     with tempfile.TemporaryDirectory() as cache:
+        if args.trace:
+            args.trace.mkdir(parents=True, exist_ok=True)
         if args.cold:
             os.environ["TRITON_CACHE_DIR"] = cache
-        report = Report(args.profile)
+        report = Report(args.profile, args.trace)
         try:
             asyncio.run(run(args, report))
         finally:

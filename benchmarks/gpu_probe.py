@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import statistics
 from collections.abc import Callable, Iterable
+from pathlib import Path
 
 import torch
 from torch.profiler import profile
 
-__all__ = ["busy_share", "copy_rate", "gemm_rate", "kernel_spans", "median_ms", "show_kernels"]
+__all__ = ["busy_share", "copy_rate", "gemm_rate", "kernel_spans", "median_ms", "save_trace", "show_kernels"]
 
 
 def median_ms(run: Callable[[], object], rounds: int = 7) -> float:
@@ -49,24 +52,42 @@ def busy_share(spans: Iterable[tuple[float, float]]) -> float:
     return 0.0 if first is None or last == first else busy / (last - first)
 
 
-def kernel_spans(recorded: profile) -> list[tuple[float, float]]:
-    """Start and end of everything that ran on the device, in microseconds."""
+def kernel_events(recorded: profile) -> list[tuple[float, float, str]]:
+    """Start, end (microseconds) and name of everything that ran on the device."""
     return [
-        (event.time_range.start, event.time_range.end)
+        (event.time_range.start, event.time_range.end, event.name)
         for event in recorded.events()
         if event.device_type == torch.autograd.DeviceType.CUDA
     ]
 
 
+def kernel_spans(recorded: profile) -> list[tuple[float, float]]:
+    """Start and end of everything that ran on the device, in microseconds."""
+    return [(start, end) for start, end, _ in kernel_events(recorded)]
+
+
 def show_kernels(recorded: profile, count: int = 24) -> None:
-    """Print the kernels that took most of the time."""
-    totals: dict[str, list[float]] = {}
-    for event in recorded.events():
-        if event.device_type == torch.autograd.DeviceType.CUDA:
-            totals.setdefault(event.name, []).append(event.time_range.end - event.time_range.start)
-    whole = sum(map(sum, totals.values()))
-    for name, times in sorted(totals.items(), key=lambda item: -sum(item[1]))[:count]:
+    """Print the kernels by the time that they add: how much later the device is done because of each.
+
+    Under programmatic dependent launch a kernel starts while the one before still runs, and waits: its duration
+    (the median in the last column) holds that wait. What it adds is its end minus the latest end before it.
+    """
+    adds: dict[str, list[float]] = {}
+    lasts: dict[str, list[float]] = {}
+    done = None
+    for start, end, name in sorted(kernel_events(recorded), key=lambda event: event[1]):
+        adds.setdefault(name, []).append(max(0.0, end - max(start, done or start)))
+        lasts.setdefault(name, []).append(end - start)
+        done = end if done is None else max(done, end)
+    whole = sum(map(sum, adds.values()))
+    for name, times in sorted(adds.items(), key=lambda item: -sum(item[1]))[:count]:
         print(
-            f"    {sum(times) / 1e3:9.2f} ms {sum(times) / whole:5.1%} {len(times):7} x "
-            f"{statistics.median(times):8.1f} us  {name[:90]}"
+            f"    {sum(times) / 1e3:9.2f} ms {sum(times) / whole:5.1%} {len(times):7} x adds "
+            f"{statistics.median(times):7.1f} us, lasts {statistics.median(lasts[name]):7.1f}  {name[:80]}"
         )
+
+
+def save_trace(recorded: profile, file: Path) -> None:
+    """Write start, end (microseconds) and name of all that ran on the device, as gzipped JSON."""
+    with gzip.open(file, "wt", encoding="utf-8") as out:
+        json.dump([(name, start, end) for start, end, name in sorted(kernel_events(recorded))], out)
