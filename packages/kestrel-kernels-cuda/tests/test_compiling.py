@@ -29,4 +29,6 @@ def test_every_kernel_compiles_within_shared_memory_and_without_spills(tmp_path:
     assert not big, big
     spilled = [f for f in found if f["stack"] or f["local"]]
     assert not spilled, spilled
+    faulty = [f for f in found if f["unset"]]
+    assert not faulty, faulty
     assert done.returncode == 0, done.stderr

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -223,3 +225,45 @@ def test_states_may_be_kept_in_sixteen_bits(name: str, place: torch.device) -> N
     (out, state), (want, kept) = _run(fn, _halved(inputs)), _run(OPS[op].reference, _halved(inputs))
     torch.testing.assert_close(out, want, atol=1e-3, rtol=1e-3)
     torch.testing.assert_close(state, kept, atol=1e-2, rtol=1e-2, equal_nan=True)
+
+
+FAR = 2**31  # numbers that lie before those of any live slot
+
+
+def _far(inputs: Inputs) -> Inputs:
+    """``inputs`` over pools whose live slots lie beyond 32-bit offsets; what lies between is never touched."""
+    view, parts = _view(inputs), {}
+    shift = max(FAR // pool[0, 0].numel() + 1 for pool in view.parts.values())
+    for name, pool in view.parts.items():
+        try:
+            whole = torch.empty(
+                (shift + pool.shape[1], *pool.shape[2:]), dtype=pool.dtype, device=pool.device
+            )
+        except RuntimeError as error:
+            pytest.skip(f"no room for a pool: {error}")
+        whole[shift:] = pool[1]
+        parts[name] = whole.expand(2, *whole.shape)
+
+    def moved(slots: torch.Tensor) -> torch.Tensor:
+        return torch.where(slots > 0, slots + shift, slots)
+
+    stores = view.stores.clone()
+    stores[:, 2] = moved(stores[:, 2])
+    written = tuple(parts[name][:, shift + 1 :] for name in view.parts)
+    return replace(_swap(inputs, parts=parts, slots_B=moved(view.slots_B), stores=stores), written=written)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reserves memory that it does not use")
+@pytest.mark.parametrize("name", ["causal_conv", "gated_delta", "one launch", "two launches"])
+def test_slots_beyond_32_bit_offsets_are_found(name: str, place: torch.device) -> None:
+    shape = RecurrentShape(lens=(2, 1, 3), stores=((0, 1), (2, 3)))
+    if name in PREFILL:
+        fn, make = PREFILL[name]
+    else:
+        shape = RecurrentShape(lens=(1,) * 3, key_heads=2, heads=6, stores=((1, 1),))
+        fn, make = gated_delta_step, partial(_step, launches=1 if name == "one launch" else 2)
+    near, far = (make(shape, 3, place, torch.bfloat16) for _ in range(2))
+    want, got = _run(fn, near), _run(fn, _far(far))
+    assert torch.equal(got[0], want[0])
+    for mine, theirs in zip(got[1:], want[1:], strict=True):
+        assert torch.equal(mine[1].nan_to_num(), theirs[1].nan_to_num())

@@ -4,10 +4,8 @@ import asyncio
 import threading
 
 import pytest
-import torch
 from engine_toys import lanes, picture, until, wait_without_threads
 
-from kestrel.config import RuntimeConfig
 from kestrel.engine import memory
 from kestrel.errors import CapacityError, InvalidRequestError, LoadError, RequestTimeoutError
 from kestrel.testing.engines import ALPHABET
@@ -258,10 +256,3 @@ async def test_answers_do_not_depend_on_the_page_size(toys):
             for _ in range(2):
                 answers.add((await engine.query(picture(), "what?", settings={"max_tokens": 12})).tokens)
     assert len(answers) == 1
-
-
-def test_recurrent_states_in_sixteen_bits_are_the_cpus_alone():
-    config = RuntimeConfig(recurrent_dtype="bfloat16")
-    memory.check_recurrent_dtype(config, torch.device("cpu"))
-    with pytest.raises(InvalidRequestError, match=r"recurrent_dtype is 'bfloat16'.*cuda.*'float32'"):
-        memory.check_recurrent_dtype(config, torch.device("cuda"))

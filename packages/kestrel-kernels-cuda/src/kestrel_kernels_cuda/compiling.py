@@ -19,6 +19,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from kestrel_kernels_cuda.assembly import unset_registers
 from kestrel_kernels_cuda.backend import MODULES
 
 __all__ = ["SHARED_LIMIT", "CompileCase", "Compiled", "cases", "compile_case"]
@@ -51,7 +52,8 @@ class CompileCase:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compiled:
     """What the assembler says of a kernel: bytes of shared memory per block, registers per thread, and bytes of stack
-    and local memory per thread (spills); ``error`` is empty when it compiled."""
+    and local memory per thread (spills). ``unset``: as ``assembly.unset_registers``. ``error`` is empty when it
+    compiled."""
 
     name: str
     arch: int
@@ -59,6 +61,7 @@ class Compiled:
     registers: int = 0
     stack: int = 0
     local: int = 0
+    unset: Mapping[str, str] = field(default_factory=dict)
     error: str = ""
 
 
@@ -90,25 +93,32 @@ def compile_case(case: CompileCase, arch: int) -> Compiled:
         kernel = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
     except Exception as error:
         return Compiled(name=case.name, arch=arch, error=f"{type(error).__name__}: {error}")
+    cubin = kernel.asm["cubin"]
+    usage = _dumped(cubin, "--dump-resource-usage")
+    numbers = {
+        name: max(int(found) for found in re.findall(rf"\b{name}:(\d+)", usage))
+        for name in ("REG", "STACK", "LOCAL")
+    }
     return Compiled(
-        name=case.name, arch=arch, shared=kernel.metadata.shared, **_resources(kernel.asm["cubin"])
+        name=case.name,
+        arch=arch,
+        shared=kernel.metadata.shared,
+        registers=numbers["REG"],
+        stack=numbers["STACK"],
+        local=numbers["LOCAL"],
+        unset=unset_registers(_dumped(cubin, "-sass")),
     )
 
 
-def _resources(cubin: bytes) -> dict[str, int]:
+def _dumped(cubin: bytes, option: str) -> str:
+    """What ``cuobjdump`` prints of a kernel."""
     import triton
 
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.cubin"
         path.write_bytes(cubin)
-        printed = subprocess.run(
-            [tool, "--dump-resource-usage", path], capture_output=True, text=True, check=True
-        ).stdout
-    return {
-        name: max(int(found) for found in re.findall(rf"\b{key}:(\d+)", printed))
-        for name, key in (("registers", "REG"), ("stack", "STACK"), ("local", "LOCAL"))
-    }
+        return subprocess.run([tool, option, path], capture_output=True, text=True, check=True).stdout
 
 
 def _by_number(job: tuple[int, int]) -> Compiled:

@@ -37,6 +37,12 @@ def configs_for(
     return {"num_warps": 4, "num_stages": 1}, {"BLOCK_E": block, "num_warps": warps, "STAGES": 2}
 
 
+def store_warps(state: torch.dtype, key_dim: int) -> int:
+    """Warps of ``store_kernel``. On eight, ptxas 12.8 makes a product of wide heads in 16 bits whose operand lies
+    anywhere in shared memory (see ``assembly``)."""
+    return 4 if state.itemsize == 2 and key_dim > 64 else 8
+
+
 def delta_launches(
     q_TKD: torch.Tensor,
     k_TKD: torch.Tensor,
@@ -94,7 +100,7 @@ def delta_launches(
         store_kernel,
         (triton.cdiv(value_dim, block), heads, view.stores.shape[0] * bool(tokens)),
         (k, w, u, factors, pool_SHDE, view.cu_seqlens, view.stores, tokens, k.stride(0)),
-        {**shared, "BLOCK_E": block, "num_warps": 8},
+        {**shared, "BLOCK_E": block, "num_warps": store_warps(pool_SHDE.dtype, key_dim)},
     )
     return solve, scan, store, out_THE
 
@@ -142,9 +148,10 @@ def _bare_launches(
     stores: int,
     tokens: int,
     arch: int | None = None,
+    state: torch.dtype = torch.float32,
 ) -> tuple[Launch, Launch, Launch]:
-    """Launches without memory, with ``stores`` checkpoints, as ``arch`` (None: this device's) has them. They do not
-    depend on sequences."""
+    """Launches without memory, with ``stores`` checkpoints of states in dtype ``state``, as ``arch`` (None: this
+    device's) has them. They do not depend on sequences."""
     keys, values, rows = key_heads * key_dim, heads * value_dim, 2
 
     def empty(*shape: int, dtype: torch.dtype = dtype) -> torch.Tensor:
@@ -154,7 +161,7 @@ def _bare_launches(
     q, k, v = empty(tokens, 2 * keys + values).split_with_sizes([keys, keys, values], dim=1)
     q, k, v = q.unflatten(1, (key_heads, -1)), k.unflatten(1, (key_heads, -1)), v.unflatten(1, (heads, -1))
     gates = empty(tokens, heads, dtype=torch.float32)
-    pool = empty(1, 2, heads, key_dim, value_dim, dtype=torch.float32)
+    pool = empty(1, 2, heads, key_dim, value_dim, dtype=state)
     configs = (None, None) if arch is None else configs_for(arch, key_dim, value_dim, tokens)
     view = meta_view({"state": pool}, rows, tokens, stores)
     return delta_launches(q, k, v, gates, gates, view, 0, configs=configs)[:3]
@@ -177,7 +184,8 @@ IMPLS: Mapping[str, Impl] = {"gated_delta": Impl(supports=supports, fn=gated_del
 
 
 def compile_cases() -> Iterator[CompileCase]:
-    """The published head, for few tokens and for many, with checkpoints and without."""
+    """The published head, for few tokens and for many, with checkpoints and without; states of 16 bits in heads of
+    several sizes."""
     for arch in (80, 90):
         for tokens in (FEW, 2 * FEW):
             for stores in (0, 2):
@@ -185,3 +193,8 @@ def compile_cases() -> Iterator[CompileCase]:
                 for launch in launches if stores else launches[:2]:
                     label = f"{launch.kernel.__name__}, {tokens} tokens, {stores} checkpoints"
                     yield compile_case_of(f"gated_delta {label}, sm_{arch}", launch, (arch,))
+    for size in (128, 64, 32):
+        launches = _bare_launches(2, 4, size, size, torch.bfloat16, 2, FEW, 90, torch.bfloat16)
+        for launch in launches[1:]:
+            label = f"{launch.kernel.__name__}, heads of {size}, states of 16 bits"
+            yield compile_case_of(f"gated_delta {label}", launch, (90,))

@@ -13,7 +13,7 @@ from kestrel.device import counts_peaks
 from kestrel.engine.decode_path import DecodePath, capture_decode, check_decode_path
 from kestrel.engine.loaded import LoadedModel, Shared
 from kestrel.engine.loading import Blueprint, ProgressReport
-from kestrel.engine.memory import Demand, check_recurrent_dtype, return_memory, settle_memory
+from kestrel.engine.memory import Demand, return_memory, settle_memory
 from kestrel.engine.prefill_path import capture_prefill
 from kestrel.engine.router import Router
 from kestrel.engine.stages import Stages
@@ -45,12 +45,10 @@ def load_model(
 ) -> LoadedModel:
     """The model built and on its device thread. ``progress`` may raise to end the work between two tensors.
 
-    Raises LoadError, CapacityError, NoKernelError, or InvalidRequestError for a ``decode_path`` or a
-    ``recurrent_dtype`` that cannot be.
+    Raises LoadError, CapacityError, NoKernelError, or InvalidRequestError for a ``decode_path`` that cannot be.
     """
     config = blueprint.config
     check_decode_path(config, device)
-    check_recurrent_dtype(config, device)
     backends = tuple(shared.host.backends.values())
     ops = resolve_ops((), device, backends, overrides=config.ops, strict=config.strict_ops)
     stages = Stages()

@@ -7,12 +7,11 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from kestrel.config import RuntimeConfig
 from kestrel.device import free_memory, resolve_dtype, total_memory
 from kestrel.engine.loading import Blueprint
-from kestrel.errors import CapacityError, InvalidRequestError
+from kestrel.errors import CapacityError
 
-__all__ = ["Demand", "check_recurrent_dtype", "plan_memory", "return_memory", "settle_memory"]
+__all__ = ["Demand", "plan_memory", "return_memory", "settle_memory"]
 
 HOST_KV_LIMIT = 2 * 2**30  # api.md: CPU and MPS default to min(2 GiB, 25 % of free memory)
 HOST_KV_SHARE = 0.25
@@ -39,15 +38,6 @@ class Demand:
     setting: str
     sharers: int = 1
     account: str = ""
-
-
-def check_recurrent_dtype(config: RuntimeConfig, device: torch.device) -> None:
-    """InvalidRequestError for recurrent states in 16 bits on an accelerator, where kernels have been seen to fail."""
-    if config.recurrent_dtype != "float32" and device.type != "cpu":
-        raise InvalidRequestError(
-            f"recurrent_dtype is {config.recurrent_dtype!r}, which only the CPU keeps states in so far; on {device} "
-            "leave it at 'float32'"
-        )
 
 
 def plan_memory(blueprint: Blueprint, device: torch.device, sharers: int) -> Demand:
