@@ -105,6 +105,16 @@ def layer_calls() -> Iterator[Call]:
         OpQuery.of("add_norm", kind="layer", **norm),
         lambda fn: fn(x, x, weight, weight, 1e-6, kind="layer"),
     )
+    row, square = x[:1], empty(96, 96)
+    pair = {"k": 96, "n": 96, "rows": 1, "dtype": "bfloat16"}
+    yield (
+        OpQuery.of("linear_pair", other_n=96, other_epilogue="gelu_tanh", **pair),
+        lambda fn: fn(row, square, weight, square, weight, "gelu_tanh", weight, weight, 1e-5),
+    )
+    yield (
+        OpQuery.of("linear_sum", other_k=96, **pair),
+        lambda fn: fn(row, square, weight, row, square, weight, row),
+    )
     angle = empty(ROWS, 32, dtype=torch.float32)
     heads = empty(ROWS, 8, 64)
     yield OpQuery.of("rope", head_dim=64, rot_dim=32, dtype="bfloat16"), lambda fn: fn(heads, angle, angle)

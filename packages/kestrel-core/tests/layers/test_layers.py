@@ -8,6 +8,8 @@ from kestrel.layers import (
     Embedding,
     LayerNorm,
     Linear,
+    LinearPair,
+    LinearSum,
     Packed,
     RMSNorm,
     Rope,
@@ -16,6 +18,7 @@ from kestrel.layers import (
     packed_parts,
 )
 from kestrel.ops import resolve_ops
+from kestrel.ops.linear_pair import linear_pair, linear_sum
 from kestrel.ops.norm_linear import norm_linear
 from kestrel.spi.backend import Available, Impl, KernelBackend, No, Yes
 from kestrel.spi.batch import Batch, Limits
@@ -274,3 +277,43 @@ def test_a_deferred_norm_is_computed_once_for_all_who_take_its_value():
     plain = filled(Linear(OPS, 8, 4))
     assert torch.equal(plain(deferred), plain(norm(deferred.x)))
     assert deferred.value() is deferred.value()
+
+
+class Pairing(KernelBackend):
+    """Has the pair and the sum of linears, of one row."""
+
+    name = "pairing"
+
+    def __init__(self):
+        self.calls = []
+
+    def probe(self, device):
+        return Available()
+
+    def impls(self):
+        def impl(name, reference):
+            def fn(*args):
+                self.calls.append(name)
+                return reference(*args)
+
+            return Impl(supports=lambda query: Yes() if query.get("rows") == 1 else No("one row"), fn=fn)
+
+        return {"linear_pair": impl("pair", linear_pair), "linear_sum": impl("sum", linear_sum)}
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_linears_side_by_side_are_the_same_in_one_op_and_one_by_one(rows):
+    backend = Pairing()
+    ops = resolve_ops(backends=[backend])
+    norm = filled(LayerNorm(ops, 8))
+    first, second = filled(Linear(ops, 8, 4), 1), filled(Linear(ops, 8, 6, epilogue="gelu_tanh"), 2)
+    onto, other = (filled(Linear(ops, k, 8, epilogue="residual"), k) for k in (4, 6))
+    x = torch.randn(rows, 8)
+    y, inner = LinearPair(ops, first, second)(norm.defer(x))
+    assert torch.allclose(y, F.linear(norm(x), first.weight, first.bias), atol=1e-5)
+    want = F.gelu(F.linear(norm(x), second.weight, second.bias), approximate="tanh")
+    assert torch.allclose(inner, want, atol=1e-5)
+    total = LinearSum(ops, onto, other)(y, inner, x)
+    added = F.linear(y, onto.weight, onto.bias) + F.linear(inner, other.weight, other.bias)
+    assert torch.allclose(total, x + added, atol=1e-4)
+    assert backend.calls == (["pair", "sum"] if rows == 1 else [])

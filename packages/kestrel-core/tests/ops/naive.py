@@ -76,6 +76,15 @@ def norm_linear(
     return linear(x, weight, bias, epilogue, residual)
 
 
+def linear_pair(x, weight, bias, other_weight, other_bias, other_epilogue, gain, shift, eps):
+    normed = layer_norm(x, gain, shift, eps)
+    return linear(normed, weight, bias), linear(normed, other_weight, other_bias, other_epilogue)
+
+
+def linear_sum(x, weight, bias, other_x, other_weight, other_bias, residual):
+    return linear(x, weight, bias) + linear(other_x, other_weight, other_bias) + wide(residual)
+
+
 def fp8_linear(x, weight, scale, bias=None, epilogue=None, residual=None):
     full = wide(weight).clone()
     for i in range(scale.shape[0]):
@@ -453,8 +462,8 @@ NAIVE = {
     for f in (
         add_norm, causal_conv, copy_page, cross_attention, delta_gates, fp8_grouped_experts, fp8_linear, gated_delta,
         gated_delta_step, gated_norm, grouped_experts,
-        layer_norm, linear, moe_route, norm_linear, output_gate, paged_attention, qk_norm_rope_kv_write,
-        resize_crops, rms_norm, rope, rope_angles, row_inputs, row_results,
+        layer_norm, linear, linear_pair, linear_sum, moe_route, norm_linear, output_gate, paged_attention,
+        qk_norm_rope_kv_write, resize_crops, rms_norm, rope, rope_angles, row_inputs, row_results,
         sample_argmax, sample_commit, sample_draw, sample_logprobs, sample_process, vision_attention, write_kv,
     )
 }  # fmt: skip

@@ -31,6 +31,7 @@ MODULES: tuple[str, ...] = (
     "kv_write",
     "linear",
     "linear_fp8",
+    "linear_pair",
     "norms",
     "pages",
     "resize",

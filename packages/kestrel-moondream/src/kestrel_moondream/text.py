@@ -11,7 +11,17 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from kestrel.layers import MLP, Angles, Deferred, LayerNorm, Linear, PagedAttention, Rope, embed
+from kestrel.layers import (
+    MLP,
+    Angles,
+    LayerNorm,
+    Linear,
+    LinearPair,
+    LinearSum,
+    PagedAttention,
+    Rope,
+    embed,
+)
 from kestrel.spi import Batch, OpTableLike
 from kestrel_moondream.config import TextConfig
 
@@ -36,11 +46,11 @@ class SelfAttention(nn.Module):
             rot_dim=config.rot_dim, page_size=page_size, dtype=dtype,
         )  # fmt: skip
 
-    def forward(
-        self, h_TC: Deferred, residual_TC: torch.Tensor, angles: Angles, batch: Batch
-    ) -> torch.Tensor:
-        q, k, v = self.qkv(h_TC).unflatten(-1, (-1, self.head_dim)).split_with_sizes(self.heads, dim=1)
-        return self.proj(self.attend(q, k, v, batch, angles).flatten(1), residual_TC)
+    def forward(self, qkv: torch.Tensor, angles: Angles, batch: Batch) -> torch.Tensor:
+        """What ``proj`` gets [T, C], of what ``qkv`` made."""
+        q, k, v = qkv.unflatten(-1, (-1, self.head_dim)).split_with_sizes(self.heads, dim=1)
+        attended: torch.Tensor = self.attend(q, k, v, batch, angles)
+        return attended.flatten(1)
 
 
 class Block(nn.Module):
@@ -53,10 +63,12 @@ class Block(nn.Module):
         self.ln = LayerNorm(ops, config.dim, dtype=dtype)
         self.attn = SelfAttention(config, layer, ops, dtype, page_size)
         self.mlp = MLP(ops, config.dim, config.ff_dim, residual=True, norm="layer", dtype=dtype)
+        self._into = LinearPair(ops, self.attn.qkv, self.mlp.fc1)
+        self._out_of = LinearSum(ops, self.attn.proj, self.mlp.fc2)
 
     def forward(self, x_TC: torch.Tensor, angles: Angles, batch: Batch) -> torch.Tensor:
-        h_TC = self.ln.defer(x_TC)
-        return self.attn(h_TC, self.mlp(h_TC, x_TC), angles, batch)
+        qkv, inner = self._into(self.ln.defer(x_TC))
+        return self._out_of(self.attn(qkv, angles, batch), inner, x_TC)
 
 
 class TextDecoder(nn.Module):

@@ -7,6 +7,7 @@ from kestrel.layers.linear import Linear, Packed
 from kestrel.layers.mlp import MLP
 from kestrel.layers.moe import Experts, MoE
 from kestrel.layers.norms import AddNorm, Deferred, LayerNorm, RMSNorm
+from kestrel.layers.parallel import LinearPair, LinearSum
 from kestrel.layers.rope import Angles, Rope
 from kestrel.layers.stored import PackedPart, Stored, pack_weights, packed_parts
 from kestrel.ops.gated_delta_step import MixerWeights
@@ -22,6 +23,8 @@ __all__ = [
     "GatedDelta",
     "LayerNorm",
     "Linear",
+    "LinearPair",
+    "LinearSum",
     "MixerWeights",
     "MoE",
     "Packed",

@@ -14,6 +14,7 @@ from kestrel.ops.gated_delta_step import GATED_DELTA_STEP
 from kestrel.ops.gated_norm import DELTA_GATES, GATED_NORM
 from kestrel.ops.grouped_experts import GROUPED_EXPERTS
 from kestrel.ops.linear import LINEAR
+from kestrel.ops.linear_pair import LINEAR_PAIR, LINEAR_SUM
 from kestrel.ops.moe_route import MOE_ROUTE
 from kestrel.ops.norm_linear import NORM_LINEAR
 from kestrel.ops.norms import ADD_NORM, LAYER_NORM, RMS_NORM
@@ -52,6 +53,8 @@ OPS: Mapping[str, Op] = MappingProxyType(
             GROUPED_EXPERTS,
             LAYER_NORM,
             LINEAR,
+            LINEAR_PAIR,
+            LINEAR_SUM,
             MOE_ROUTE,
             NORM_LINEAR,
             OUTPUT_GATE,
