@@ -131,6 +131,7 @@ def layer_calls() -> Iterator[Call]:
         OpQuery.of("qk_norm_rope_kv_write", heads=4, rot_dim=32, norm="rms", **pages),
         lambda fn: fn(q, k, v, view(), 1, angle, angle, weight[:64], weight[:64], 1e-6),
     )
+    yield from attention_calls(q, k, v)
     gate = empty(ROWS, 8, 2, 64).select(2, 1)
     facts = {"dtype": "bfloat16"}
     yield (
@@ -160,6 +161,36 @@ def layer_calls() -> Iterator[Call]:
         OpQuery.of("resize_crops", height=4, width=4),
         lambda fn: fn(empty(192, dtype=torch.uint8), *arrays, (4, 4)),
     )
+
+
+def attention_calls(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Iterator[Call]:
+    """Attention of one query per row, over few keys and over many."""
+    angle, weight = empty(ROWS, 32, dtype=torch.float32), empty(64)
+    facts = {"heads": 4, "head_dim": 64, "kv_heads": 2, "page": 16, "window": None, "softcap": False}
+    for longest in (1, 900):
+        here = step_view(longest)
+        yield (
+            OpQuery.of("paged_attention", mode="decode", gated=False, dtype="bfloat16", **facts),
+            lambda fn, here=here: fn(q, here, 1, 0.125),
+        )
+        yield (
+            OpQuery.of("decode_attention", gated=False, rot_dim=32, norm="rms", dtype="bfloat16", **facts),
+            lambda fn, here=here: fn(q, k, v, here, 1, 0.125, angle, angle, weight, weight),
+        )
+        yield (
+            OpQuery.of("decode_attention", gated=False, rot_dim=0, norm=None, dtype="bfloat16", **facts),
+            lambda fn, here=here: fn(q, k, v, here, 0, 0.125),
+        )
+
+
+def step_view(longest: int) -> PagedView:
+    """A decode launch whose rows may have ``longest`` keys; lengths lie at any address."""
+    pool = empty(2, 3, 2, 16, 64)
+    return PagedView(
+        k_LPKSD=pool, v_LPKSD=pool, page_table_BN=empty(ROWS, 64, dtype=torch.int32), slots_T=odd(ROWS),
+        computed_B=empty(ROWS + 1, dtype=torch.int32)[1:], cu_seqlens=empty(ROWS + 1, dtype=torch.int32),
+        page_size=16, limits=Limits(max_rows=ROWS, max_tokens=ROWS, max_query_len=1, max_context_len=longest),
+    )  # fmt: skip
 
 
 def recurrent_calls() -> Iterator[Call]:

@@ -13,13 +13,15 @@ import triton
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kestrel.ops.cross_attention import cross_attention as cross_reference
+from kestrel.ops.decode_attention import decode_attention as step_reference
 from kestrel.ops.paged_attention import paged_attention as paged_reference
 from kestrel.ops.random import normal
+from kestrel.ops.rope import random_angles
 from kestrel.ops.view_cases import ViewShape, make_view
 from kestrel.ops.vision_attention import vision_attention as vision_reference
 from kestrel.spi import No, OpQuery
 from kestrel.spi.batch import CrossView, Limits, PagedView, RowExtent
-from kestrel_kernels_cuda import attention_cross, attention_paged, attention_vision
+from kestrel_kernels_cuda import attention_cross, attention_paged, attention_step, attention_vision
 from kestrel_kernels_cuda.attention_configs import are_few, decode_config, split_of
 
 F32 = torch.float32
@@ -90,12 +92,34 @@ def test_keys_and_values_may_be_kept_in_eight_bits(
 
 
 @pytest.mark.parametrize("heads", [2, 20])
-def test_blocks_are_joined_in_place_or_by_a_second_kernel(place: torch.device, heads: int) -> None:
+def test_the_last_block_of_a_row_joins_them_all(place: torch.device, heads: int) -> None:
     q, view = launch(ViewShape(rows=LONG_AND_SHORT, page_size=16, heads=heads, captured=True), place)
     for layer in (0, 1, 0) if heads == 2 else (1,):  # arrivals are counted afresh each time
         got = attention_paged.paged_attention(q, view, layer, 0.2)
         torch.testing.assert_close(got, paged_reference(q, view, layer, 0.2), **CLOSE)
-    assert ("arrivals" in view.memo) == (heads == 2)
+    assert not view.memo["arrivals"].any()
+
+
+@pytest.mark.parametrize("window", [None, 1, 64, 90])
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_a_step_writes_its_newest_keys_and_attends_to_them(
+    place: torch.device, window: int | None, deterministic: bool
+) -> None:
+    shape = ViewShape(rows=LONG_AND_SHORT, page_size=16, heads=6, head_dim=32, window=window, gated=True)
+    q, k, v = (normal(seed(), (5, heads, 32), place, F32) for heads in (6, 2, 2))
+    cos, sin = random_angles(seed(), 5, 16, place)
+    weights = [normal(seed(), (32,), place, F32) for _ in "qk"]
+    gate = normal(seed(), (5, 6, 2, 32), place, F32)[:, :, 1]
+    views = [launch(shape, place, is_deterministic=deterministic)[1]]
+    copies = (views[0].k_LPKSD.clone(), views[0].v_LPKSD.clone())
+    views.append(replace(views[0], k_LPKSD=copies[0], v_LPKSD=copies[1]))
+    for layer in (0, 1):
+        args = [(q, k, v, view, layer, 0.2, cos, sin, *weights, 1e-6, None, gate) for view in views]
+        got = attention_step.decode_attention(*args[0], add_one=True)
+        want = step_reference(*args[1], add_one=True)
+        torch.testing.assert_close(got, want, **CLOSE)
+    for pools in zip(*((view.k_LPKSD, view.v_LPKSD) for view in views), strict=True):
+        torch.testing.assert_close(*pools, equal_nan=True, **CLOSE)
 
 
 @pytest.mark.parametrize("window", [None, 90])
@@ -235,8 +259,8 @@ def test_warm_up_names_each_kernel_once(mode: str) -> None:
         softcap=False, gated=True,
     )  # fmt: skip
     jobs = list(attention_paged.IMPLS["paged_attention"].warm(query, (16, 64, 4096)))
-    # decode with few rows: split, joined, whole; with many: split, whole. prefill: two tiles, with and without ranges
-    assert len(jobs) == (5 if mode == "decode" else 4)
+    # decode with few rows or many: split, whole. prefill: two tiles, with and without ranges
+    assert len(jobs) == 4
 
 
 @pytest.fixture
@@ -264,6 +288,35 @@ def test_a_launch_runs_what_warm_up_compiled(place: torch.device, compiled: list
     q, gate = normal(seed(), (shape.tokens, 16, 2, 256), place, torch.bfloat16).unbind(2)
     lens = torch.cat([view.computed_B.new_zeros(1), view.computed_B])[1:]  # at no round address
     attention_paged.paged_attention(q.contiguous(), replace(view, computed_B=lens), 1, 0.06, None, gate)
+    assert not compiled
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("count", [1, 2, 64])
+def test_a_step_runs_what_warm_up_compiled(place: torch.device, compiled: list[str], count: int) -> None:
+    shape = ViewShape(rows=rows(*[(1, 700)] * count), heads=16, kv_heads=4, head_dim=256, page_size=16)
+    facts = {
+        **shape.attention_facts(),
+        "gated": True,
+        "rot_dim": 64,
+        "norm": "rms_plus_one",
+        "dtype": "bfloat16",
+    }
+    for job in attention_step.IMPLS["decode_attention"].warm(
+        OpQuery.of("decode_attention", **facts), (count,)
+    ):
+        job()
+    compiled.clear()
+    view = make_view(shape, seed(), place, torch.bfloat16)
+    packed = normal(seed(), (count, 16 * 512 + 8 * 256), place, torch.bfloat16)
+    both, k, v = packed.split([16 * 512, 4 * 256, 4 * 256], dim=1)
+    q, gate = both.view(count, 16, 2, 256).unbind(2)
+    k, v = (x.unflatten(1, (4, 256)) for x in (k, v))
+    angles = random_angles(seed(), count, 64, place)
+    weight = normal(seed(), (256,), place, torch.bfloat16)
+    attention_step.decode_attention(
+        q, k, v, view, 1, 0.06, *angles, weight, weight, 1e-6, None, gate, add_one=True
+    )
     assert not compiled
 
 

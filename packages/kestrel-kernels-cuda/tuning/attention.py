@@ -113,7 +113,7 @@ def decode(name: str, batch: int, length: int, kind: str = "pages") -> Shape:
     found = []
     for config in {base, *(replace(base, block_n=n, warps=w, stages=s) for n, w, s in tiles)}:
         for split in {used, *splits(batch * kv_heads, length, config.block_n)}:
-            in_place = joins_in_place(limits, split, heads // kv_heads, config)
+            in_place = joins_in_place(limits, split)
             for arrivals in (None, zeros) if split.splits > 1 else (None,):
                 made = [decode_launches(q, k, 0.1, None, gate, config, split, arrivals) for k in keys]
                 label = f"{config.block_n}x{config.warps}w{config.stages}s split {split.splits}"

@@ -7,8 +7,10 @@ import torch
 import torch.nn.functional as F
 
 from kestrel.layers import Angles, PagedAttention, Rope, VisionAttention
+from kestrel.ops import OPS as OPS_BY_NAME
 from kestrel.ops import resolve_ops
 from kestrel.ops.view_cases import ViewShape, make_view
+from kestrel.spi import Available, Impl, KernelBackend, Yes
 from kestrel.spi.batch import Batch, RowExtent
 from kestrel.testing.capture import CaptureGuard
 
@@ -87,6 +89,37 @@ def test_fused_norm_and_rope_equal_the_separate_ones(qkv, sizes):
     angles: Angles = rope(torch.arange(LENGTH).unsqueeze(0))
     q, k = (rope.rotate(F.rms_norm(x, (D,), w, 1e-6), angles) for x, w in ((q, weights[0]), (k, weights[1])))
     assert torch.allclose(out, plain(q, k, v), atol=1e-5)
+
+
+class Fused(KernelBackend):
+    """A backend whose one op is the reference, and which counts how often it is called."""
+
+    name = "fused"
+
+    def __init__(self):
+        self.calls = 0
+
+    def probe(self, device):
+        return Available()
+
+    def impls(self):
+        return {"decode_attention": Impl(supports=lambda query: Yes(), fn=self.attend)}
+
+    def attend(self, *args, **kwargs):
+        self.calls += 1
+        return OPS_BY_NAME["decode_attention"].reference(*args, **kwargs)
+
+
+def test_decode_is_one_op_where_a_backend_has_it(qkv):
+    backend = Fused()
+    weights = torch.randn(2, D).unbind(0)
+    outs = []
+    for table in (OPS, resolve_ops(backends=[backend])):
+        layer = PagedAttention(table, H, K, D, "kv", 0, rot_dim=8, qk_norm="rms_plus_one", page_size=PAGE)
+        outs.append(run_chunks(layer, qkv, [8, 1, 1, 1], use_rope=True, weights=weights))
+    assert backend.calls == 3
+    assert torch.equal(*outs)
+    assert not [row for row in table.rows() if row.query.get("mode") == "decode"]
 
 
 def test_a_layer_without_keys_reads_what_an_earlier_one_wrote(qkv):

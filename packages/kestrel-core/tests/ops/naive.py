@@ -160,6 +160,14 @@ def paged_attention(q_THD, view, layer, scale, softcap=None, gate_THD=None):
     return out if gate_THD is None else output_gate(out, gate_THD)
 
 
+def decode_attention(
+    q, k, v, view, layer, scale, cos=None, sin=None, qw=None, kw=None, eps=1e-6, softcap=None, gate=None, *,
+    add_one=False,
+):  # fmt: skip
+    q = qk_norm_rope_kv_write(q, k, v, view, layer, cos, sin, qw, kw, eps, add_one=add_one)
+    return paged_attention(q, view, layer, scale, softcap, gate)
+
+
 def vision_attention(q_NSHD, k_NSHD, v_NSHD, scale):
     scores = torch.einsum("nshd,nthd->nhst", wide(q_NSHD), wide(k_NSHD)) * scale
     return torch.einsum("nhst,nthd->nshd", torch.softmax(scores, -1), wide(v_NSHD))
@@ -460,7 +468,8 @@ def fp8_grouped_experts(x, weights, experts, gate_up, gate_up_scale, down, down_
 NAIVE = {
     f.__name__: f
     for f in (
-        add_norm, causal_conv, copy_page, cross_attention, delta_gates, fp8_grouped_experts, fp8_linear, gated_delta,
+        add_norm, causal_conv, copy_page, cross_attention, decode_attention, delta_gates,
+        fp8_grouped_experts, fp8_linear, gated_delta,
         gated_delta_step, gated_norm, grouped_experts,
         layer_norm, linear, linear_pair, linear_sum, moe_route, norm_linear, output_gate, paged_attention,
         qk_norm_rope_kv_write, resize_crops, rms_norm, rope, rope_angles, row_inputs, row_results,

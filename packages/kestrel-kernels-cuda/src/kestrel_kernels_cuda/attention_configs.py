@@ -75,8 +75,8 @@ class Split:
 
 
 _DECODE: dict[str, dict[int, tuple[int, int, int]]] = {  # padded head dim to block_n, warps, stages
-    "sm_90": {64: (128, 4, 3), 128: (64, 4, 3), 256: (32, 4, 3), 512: (32, 8, 2)},
-    "sm_80": {64: (64, 4, 3), 128: (64, 4, 2), 256: (32, 4, 3), 512: (32, 8, 2)},
+    "sm_90": {64: (128, 4, 3), 128: (64, 4, 3), 256: (32, 4, 3), 512: (16, 8, 3)},
+    "sm_80": {64: (64, 4, 3), 128: (64, 4, 2), 256: (32, 4, 3), 512: (16, 8, 3)},
     "small": {64: (64, 4, 2), 128: (32, 4, 3), 256: (32, 4, 2), 512: (16, 4, 2)},
 }
 
@@ -97,8 +97,6 @@ _WIDE_PREFILL = {64: (32, 32, 8, 1), 128: (32, 32, 8, 1), 256: (16, 32, 8, 1), 5
 
 _SHORT_PREFILL = {64: (16, 128, 4, 2), 128: (16, 64, 4, 2), 256: (16, 32, 4, 3), 512: (16, 32, 8, 2)}
 SHORT = 16  # queries of the longest sequence up to which the heads of a group share a tile
-
-JOIN_IN_PLACE = 2  # chunks of blocks, of a group's heads, that a last block joins sooner than a kernel
 
 BLOCKS_PER_PROCESSOR = {64: 2, 128: 2, 256: 1, 512: 1}  # decode blocks that one gets where rows are few
 LEAST = 64  # keys of a block
@@ -182,12 +180,10 @@ def split_of(
     return Split(wanted, LONGEST // block_n, max(wanted, min(-(-longest // LONGEST), ceiling)))
 
 
-def joins_in_place(limits: Limits, split: Split, group: int, config: DecodeConfig) -> bool:
+def joins_in_place(limits: Limits, split: Split) -> bool:
     """Whether the last block of a row joins them all, rather than a second kernel. Never in deterministic launches:
     the two may sum in different orders, and ``split`` depends on the longest row."""
-    chunks = group * -(-split.splits // config.chunk)
-    is_quick = split.wanted == 1 or chunks <= JOIN_IN_PLACE
-    return split.splits > 1 and is_quick and not limits.is_deterministic
+    return split.splits > 1 and not limits.is_deterministic
 
 
 @cache

@@ -23,7 +23,8 @@ from kestrel_kernels_cuda.attention_configs import (
     split_of,
     supports_heads,
 )
-from kestrel_kernels_cuda.attention_decode import arrivals_of, decode_launches
+from kestrel_kernels_cuda.attention_decode import decode_launches
+from kestrel_kernels_cuda.attention_join import arrivals_of
 from kestrel_kernels_cuda.attention_parts import Keys
 from kestrel_kernels_cuda.attention_prefill import prefill_launch
 from kestrel_kernels_cuda.attention_warm import DECODES, META, any_limits, cases_of
@@ -64,9 +65,9 @@ def _launches(
         longest = max_len
         split = split_of(view.limits, rows, num_kv, longest, tiles, processors)
     arrivals = None
-    if joins_in_place(view.limits, split, group, tiles):
+    if joins_in_place(view.limits, split):
         arrivals = once_per_launch(view, layer, "arrivals", arrivals_of)
-    return decode_launches(q_THD, keys, scale, None, None, tiles, split, arrivals)
+    return decode_launches(q_THD, keys, scale, None, None, tiles, split, arrivals, is_early=layer > 0)
 
 
 def _planned(query: OpQuery, arch: int, limits: Limits, split: Split | None = None) -> list[Launch]:

@@ -23,14 +23,15 @@ from kestrel_kernels_cuda.attention_configs import (
     split_of,
     supports_heads,
 )
-from kestrel_kernels_cuda.attention_decode import arrivals_of, decode_launches
+from kestrel_kernels_cuda.attention_decode import Fresh, decode_launches
+from kestrel_kernels_cuda.attention_join import arrivals_of
 from kestrel_kernels_cuda.attention_parts import Keys
 from kestrel_kernels_cuda.attention_prefill import prefill_launch
 from kestrel_kernels_cuda.attention_warm import DECODES, META, any_limits, cases_of
 from kestrel_kernels_cuda.compiling import CompileCase
 from kestrel_kernels_cuda.launch import Launch, dtype_of, jobs_of
 
-__all__ = ["IMPLS", "compile_cases", "paged_attention"]
+__all__ = ["IMPLS", "compile_cases", "decode", "meta_gate", "meta_view", "paged_attention"]
 
 
 def paged_attention(
@@ -58,31 +59,55 @@ def _launches(
     arch: int,
     split: Split | None = None,
 ) -> tuple[torch.Tensor, list[Launch]]:
-    rows, heads, dim = q_THD.shape
-    keys = Keys(
+    if view.limits.is_decode:
+        return decode(q_THD, view, layer, scale, softcap, gate_THD, arch, split)
+    heads, dim = q_THD.shape[1:]
+    keys = _keys(view, layer, 0)
+    group = heads // keys.k_PKSD.shape[1]
+    config = prefill_config(arch, dim, group, q_THD.element_size(), view.limits, view.window)
+    ends = view.bidirectional_end_T
+    return prefill_launch(q_THD, keys, view.cu_seqlens, ends, True, scale, softcap, gate_THD, config)
+
+
+def _keys(view: PagedView, layer: int, new: int) -> Keys:
+    return Keys(
         k_PKSD=view.k_LPKSD[layer],
         v_PKSD=view.v_LPKSD[layer],
         table_BN=view.page_table_BN,
         lens_B=view.computed_B,
-        new=1 if view.limits.is_decode else 0,
+        new=new,
         page=view.page_size,
         window=view.window,
     )
-    num_kv = keys.k_PKSD.shape[1]
-    group, size = heads // num_kv, q_THD.element_size()
-    if not view.limits.is_decode:
-        config = prefill_config(arch, dim, group, size, view.limits, view.window)
-        ends = view.bidirectional_end_T
-        return prefill_launch(q_THD, keys, view.cu_seqlens, ends, True, scale, softcap, gate_THD, config)
-    processors = multiprocessors(q_THD.device)
-    tiles = decode_config(arch, dim, group, size, are_few(view.limits, rows, num_kv, processors))
+
+
+def decode(
+    q_BHD: torch.Tensor,
+    view: PagedView,
+    layer: int,
+    scale: float,
+    softcap: float | None,
+    gate_BHD: torch.Tensor | None,
+    arch: int,
+    split: Split | None = None,
+    fresh: Fresh | None = None,
+) -> tuple[torch.Tensor, list[Launch]]:
+    """Outputs [B, H, D] of one query per row, and what computes them. Without ``fresh``, the newest keys are in their
+    pages already. Layers after the first read pages early: by then, what a step begins with is long done."""
+    rows, heads, dim = q_BHD.shape
+    keys = _keys(view, layer, 1 if fresh is None else 0)
+    num_kv, processors = keys.k_PKSD.shape[1], multiprocessors(q_BHD.device)
+    is_few = are_few(view.limits, rows, num_kv, processors)
+    tiles = decode_config(arch, dim, heads // num_kv, q_BHD.element_size(), is_few)
     if split is None:
-        longest = _longest(view, tiles.block_n)
-        split = split_of(view.limits, rows, num_kv, longest, tiles, processors)
+        split = split_of(view.limits, rows, num_kv, _longest(view, tiles.block_n), tiles, processors)
     arrivals = None
-    if joins_in_place(view.limits, split, group, tiles):
+    if joins_in_place(view.limits, split):
         arrivals = once_per_launch(view, layer, "arrivals", arrivals_of)
-    return decode_launches(q_THD, keys, scale, softcap, gate_THD, tiles, split, arrivals)
+    is_early = fresh is not None and layer > 0
+    return decode_launches(
+        q_BHD, keys, scale, softcap, gate_BHD, tiles, split, arrivals, fresh, is_early=is_early
+    )
 
 
 def _longest(view: PagedView, block_n: int) -> int:
@@ -91,15 +116,13 @@ def _longest(view: PagedView, block_n: int) -> int:
     return longest if view.window is None else min(longest, view.window + block_n)
 
 
-def _planned(
-    query: OpQuery, arch: int, limits: Limits, split: Split | None = None, *, has_ends: bool = False
-) -> list[Launch]:
-    """The launches of ``query`` under ``limits``, without memory. ``has_ends``: of a step that says how far behind them
-    tokens see."""
-    heads, dim, dtype, page = query.get("heads"), query.get("head_dim"), dtype_of(query), query.get("page")
-    rows = limits.max_tokens
-    pool = torch.empty((1, 2, query.get("kv_heads"), page, dim), dtype=dtype, device=META)
-    view = PagedView(
+def meta_view(query: OpQuery, limits: Limits, *, has_ends: bool = False) -> PagedView:
+    """The view of a launch of ``query`` under ``limits``, without memory. ``has_ends``: of a step that says how far
+    behind them tokens see."""
+    rows, page = limits.max_tokens, query.get("page")
+    shape = (1, 2, query.get("kv_heads"), page, query.get("head_dim"))
+    pool = torch.empty(shape, dtype=dtype_of(query), device=META)
+    return PagedView(
         k_LPKSD=pool,
         v_LPKSD=pool,
         page_table_BN=torch.empty((limits.max_rows, 64), dtype=torch.int32, device=META),
@@ -111,10 +134,22 @@ def _planned(
         window=query.get("window"),
         bidirectional_end_T=torch.empty(rows, dtype=torch.int32, device=META) if has_ends else None,
     )
-    q = torch.empty((rows, heads, dim), dtype=dtype, device=META)
-    gate = torch.empty((rows, heads, 2, dim), dtype=dtype, device=META)[:, :, 1]
+
+
+def meta_gate(query: OpQuery, rows: int) -> torch.Tensor | None:
+    """Each head's half of a projection, when the query has a gate."""
+    shape = (rows, query.get("heads"), 2, query.get("head_dim"))
+    return torch.empty(shape, dtype=dtype_of(query), device=META)[:, :, 1] if query.get("gated") else None
+
+
+def _planned(
+    query: OpQuery, arch: int, limits: Limits, split: Split | None = None, *, has_ends: bool = False
+) -> list[Launch]:
+    view, rows = meta_view(query, limits, has_ends=has_ends), limits.max_tokens
+    shape = (rows, query.get("heads"), query.get("head_dim"))
+    q = torch.empty(shape, dtype=dtype_of(query), device=META)
     softcap = 1.0 if query.get("softcap") else None
-    return _launches(q, view, 0, 1.0, softcap, gate if query.get("gated") else None, arch, split)[1]
+    return _launches(q, view, 0, 1.0, softcap, meta_gate(query, rows), arch, split)[1]
 
 
 def _warm_launches(query: OpQuery, arch: int, row_counts: Sequence[int] = (2048, 512)) -> Iterator[Launch]:

@@ -20,6 +20,7 @@ MODULES: tuple[str, ...] = (
     "angles",
     "attention_cross",
     "attention_paged",
+    "attention_step",
     "attention_vision",
     "causal_conv",
     "experts",

@@ -16,37 +16,11 @@ from kestrel.spi import Impl, Limits, OpQuery, PagedView
 from kestrel_kernels_cuda.compiling import CompileCase
 from kestrel_kernels_cuda.launch import Launch, compile_case_of, dtype_of, power_of_two, supports_dtypes
 from kestrel_kernels_cuda.overlap import overlap, overlapped, start_next, wait_for_previous
-from kestrel_kernels_cuda.rotation import partner, rotated
+from kestrel_kernels_cuda.rotation import gains, prepared
 
 __all__ = ["IMPLS", "compile_cases", "qk_norm_rope_kv_write", "write_kv"]
 
 TILE = 1024  # numbers of one program
-
-
-@triton.jit
-def _prepared(
-    x, weight, cos, sin, token, head, heads, stride_t, stride_h, stride_cos, stride_sin, eps,
-    DIM: tl.constexpr, ROTATED: tl.constexpr, BLOCK: tl.constexpr, ADD_ONE: tl.constexpr,
-):  # fmt: skip
-    """Heads ``head`` of a token: normed when there is a weight, rotated when ROTATED; float32."""
-    dim = tl.arange(0, BLOCK)[None, :]
-    inside = (head < heads) & (dim < DIM)
-    row = x + token * stride_t + head * stride_h
-    value = tl.load(row + dim, mask=inside, other=0.0).to(tl.float32)
-    other_dim = partner(dim, ROTATED)
-    other = value
-    if ROTATED:
-        other = tl.load(row + other_dim, mask=inside & (dim < ROTATED), other=0.0).to(tl.float32)
-    if weight is not None:
-        scale = tl.rsqrt(tl.sum(value * value, axis=1)[:, None] / DIM + eps)
-        factor = tl.load(weight + dim, mask=dim < DIM, other=0.0).to(tl.float32)
-        value = value * scale * (factor + 1.0 if ADD_ONE else factor)
-        if ROTATED:
-            factor = tl.load(weight + other_dim, mask=dim < ROTATED, other=0.0).to(tl.float32)
-            other = other * scale * (factor + 1.0 if ADD_ONE else factor)
-    if ROTATED:
-        value = rotated(value, other, cos, sin, token, stride_cos, stride_sin, dim, ROTATED)
-    return value
 
 
 @triton.jit(
@@ -67,24 +41,31 @@ def kv_write_kernel(
     group = tl.program_id(1)
     lane = tl.arange(0, HEADS)[:, None]
     dim = tl.arange(0, BLOCK)[None, :]
-    wait_for_previous(PDL)
     if group < q_groups:
+        head = group * HEADS + lane
+        q_gain, q_other = q_weight, q_weight
+        if q_weight is not None:
+            q_gain, q_other = gains(q_weight, head, heads, DIM, ROTATED, BLOCK, ADD_ONE)
+        wait_for_previous(PDL)
         if q is not None:
-            head = group * HEADS + lane
-            query = _prepared(
-                q, q_weight, cos, sin, token, head, heads, stride_qt, stride_qh, stride_cos, stride_sin, eps,
-                DIM, ROTATED, BLOCK, ADD_ONE,
+            query = prepared(
+                q, q_gain, q_other, cos, sin, token, head, heads, stride_qt, stride_qh,
+                stride_cos, stride_sin, eps, DIM, ROTATED, BLOCK,
             )  # fmt: skip
             inside = (head < heads) & (dim < DIM)
             tl.store(out + (token * heads + head) * DIM + dim, query.to(out.dtype.element_ty), mask=inside)
     else:
+        k_gain, k_other = k_weight, k_weight
+        if k_weight is not None:
+            k_gain, k_other = gains(k_weight, lane, HEADS, DIM, ROTATED, BLOCK, ADD_ONE)
+        wait_for_previous(PDL)
         slot = tl.load(slots + token)
         place = (slot // PAGE) * stride_page + (slot % PAGE) * stride_slot
         if group < q_groups + kv_groups:
             head = (group - q_groups) * HEADS + lane
-            key = _prepared(
-                k, k_weight, cos, sin, token, head, kv_heads, stride_kt, stride_kh, stride_cos, stride_sin, eps,
-                DIM, ROTATED, BLOCK, ADD_ONE,
+            key = prepared(
+                k, k_gain, k_other, cos, sin, token, head, kv_heads, stride_kt, stride_kh,
+                stride_cos, stride_sin, eps, DIM, ROTATED, BLOCK,
             )  # fmt: skip
             inside = (head < kv_heads) & (dim < DIM)
             # the keys' dtype first: what is stored is what a key of that dtype would be

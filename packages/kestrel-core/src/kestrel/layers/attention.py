@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import nn
@@ -57,8 +58,11 @@ class PagedAttention(nn.Module):
         }
         given = {"softcap": softcap is not None, "gated": gated}
         shape = {**pages, "heads": heads, "window": window, **given}
-        self._decode = ops.resolve(OpQuery.of("paged_attention", mode="decode", **shape))
         self._prefill = ops.resolve(OpQuery.of("paged_attention", mode="prefill", **shape))
+        self._decode = partial(ops.resolve, OpQuery.of("paged_attention", mode="decode", **shape))
+        self._step = ops.find(OpQuery.of("decode_attention", rot_dim=rot_dim, norm=qk_norm, **shape))
+        if self._step is None:
+            self._decode()
         self._fused = bool(rot_dim) or qk_norm is not None
         if self._fused:
             query = OpQuery.of("qk_norm_rope_kv_write", heads=heads, rot_dim=rot_dim, norm=qk_norm, **pages)
@@ -80,18 +84,23 @@ class PagedAttention(nn.Module):
     ) -> torch.Tensor:
         """Outputs [T, H, D]. Without keys and values it reads what an earlier layer wrote (shared state)."""
         view = batch.paged(self.state)
+        gate_THD = gate_THD if self.gated else None
+        out: torch.Tensor
         if k_TKD is not None and v_TKD is not None:
-            if self._fused:
-                cos, sin = (None, None) if angles is None else angles
-                q_THD = self._write(
-                    q_THD, k_TKD, v_TKD, view, self.layer, cos, sin, q_weight_D, k_weight_D, self.eps,
-                    add_one=self.qk_norm == "rms_plus_one",
+            cos, sin = (None, None) if angles is None else angles
+            norm, add_one = (q_weight_D, k_weight_D, self.eps), self.qk_norm == "rms_plus_one"
+            if self._step is not None and view.limits.is_decode:
+                out = self._step(
+                    q_THD, k_TKD, v_TKD, view, self.layer, self.scale, cos, sin, *norm, self.softcap, gate_THD,
+                    add_one=add_one,
                 )  # fmt: skip
+                return out
+            if self._fused:
+                q_THD = self._write(q_THD, k_TKD, v_TKD, view, self.layer, cos, sin, *norm, add_one=add_one)
             else:
                 self._write(k_TKD, v_TKD, view, self.layer)
-        attend = self._decode if view.limits.is_decode else self._prefill
-        gate_THD = gate_THD if self.gated else None
-        out: torch.Tensor = attend(q_THD, view, self.layer, self.scale, self.softcap, gate_THD)
+        attend = self._decode() if view.limits.is_decode else self._prefill
+        out = attend(q_THD, view, self.layer, self.scale, self.softcap, gate_THD)
         return out
 
 

@@ -7,6 +7,7 @@ from types import MappingProxyType
 
 from kestrel.ops.causal_conv import CAUSAL_CONV
 from kestrel.ops.cross_attention import CROSS_ATTENTION
+from kestrel.ops.decode_attention import DECODE_ATTENTION
 from kestrel.ops.fp8_grouped_experts import FP8_GROUPED_EXPERTS
 from kestrel.ops.fp8_linear import FP8_LINEAR
 from kestrel.ops.gated_delta import GATED_DELTA
@@ -44,6 +45,7 @@ OPS: Mapping[str, Op] = MappingProxyType(
             CAUSAL_CONV,
             COPY_PAGE,
             CROSS_ATTENTION,
+            DECODE_ATTENTION,
             DELTA_GATES,
             FP8_GROUPED_EXPERTS,
             FP8_LINEAR,
