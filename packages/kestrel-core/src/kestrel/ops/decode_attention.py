@@ -68,13 +68,18 @@ def _make(
     )
 
 
+_PLAIN = ("decode, odd sizes", "decode, captured window", "decode, head 64", "decode, gated")
+
+
 def _cases() -> Sequence[Case]:
     cases = []
     for name, shape in VIEW_SHAPES.items():
         if not shape.is_decode:
             continue
-        half = 2 * (shape.head_dim // 4)
-        for norm, rot_dim in (("rms_plus_one", half), (None, shape.head_dim), (None, 0)):
+        kinds: list[tuple[str | None, int]] = [("rms_plus_one", 2 * (shape.head_dim // 4))]
+        if name in _PLAIN:
+            kinds += [(None, shape.head_dim), (None, 0)]
+        for norm, rot_dim in kinds:
             facts = {**shape.attention_facts(), "rot_dim": rot_dim, "norm": norm}
             del facts["mode"]
             make = partial(_make, shape, norm, rot_dim)
