@@ -91,6 +91,19 @@ def test_bins_logprobs_and_probes_come_out_of_programs():
         assert b == pytest.approx(a, abs=1e-4)
 
 
+def test_prompts_with_bins_run_op_by_op_and_others_by_programs():
+    driver = ToyHybrid(7, aux=True, window=None)
+    empty = (0,) * driver.spec.aux_width
+    with_bins = Layout(tokens=(4, COORD, 6), aux=(empty, (3, *empty[1:]), empty))
+    results = []
+    for graphs in (None, ReplayGraphs()):
+        bench = Bench(driver, graphs=graphs)
+        seen = launches(bench) if graphs else []
+        results.append([bench.generate(prompt, max_tokens=3).ids for prompt in (with_bins, (4, COORD, 6))])
+    assert results[0] == results[1]
+    assert seen == [(4, 1)]
+
+
 def test_checkpoints_that_a_program_stored_are_found_again():
     driver = ToyHybrid(3)
     bench = Bench(driver, page_size=4, graphs=ReplayGraphs())

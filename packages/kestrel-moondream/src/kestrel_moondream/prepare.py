@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from kestrel.errors import InvalidMediaError, InvalidRequestError
+from kestrel.media import content_digest
 from kestrel.spi import FloatsItem, ImageItem
 from kestrel.types import Prepared
 from kestrel_moondream.config import VisionConfig
@@ -21,7 +20,7 @@ from kestrel_moondream.pictures import LARGEST_BYTES, picture_tensors
 __all__ = ["BOX", "IMAGE", "POINT", "prepare_image", "prepare_spatial"]
 
 IMAGE, POINT, BOX = "image", "point", "box"
-VERSION = b"kestrel-moondream/2"  # raised when preparation changes what the encoder sees
+VERSION = b"kestrel-moondream/3"  # raised when preparation changes what the encoder sees
 
 
 def prepare_image(
@@ -56,7 +55,7 @@ def prepare_image(
     geometry = (content.shape, rows, columns, vision.crop_size, vision.enc_patch_size, vision.overlap_margin)
     return Prepared(
         kind=IMAGE,
-        digest=_digest(IMAGE, repr(geometry).encode(), content),
+        digest=content_digest(VERSION, IMAGE.encode(), repr(geometry).encode(), content),
         num_positions=vision.num_positions,
         tensors=tensors,
         meta={"width": width, "height": height, "tiling": (rows, columns), "crops": count},
@@ -84,16 +83,8 @@ def prepare_spatial(item: FloatsItem) -> Prepared:
     tensor = torch.tensor(rows, dtype=torch.float64)
     return Prepared(
         kind=item.kind,
-        digest=_digest(item.kind, tensor.numpy().tobytes()),
+        digest=content_digest(VERSION, item.kind.encode(), tensor.numpy().tobytes()),
         num_positions=len(rows),
         tensors={"values": tensor},
         meta={"values": tuple(values)},
     )
-
-
-def _digest(kind: str, *parts: bytes | NDArray[np.uint8]) -> bytes:
-    digest = hashlib.sha256(VERSION)
-    for part in (kind.encode(), *parts):
-        digest.update((part.nbytes if isinstance(part, np.ndarray) else len(part)).to_bytes(8, "little"))
-        digest.update(part)
-    return digest.digest()

@@ -1,6 +1,7 @@
 """Media from callers: read within limits, decoded, normalised; and results drawn on pictures."""
 
 from kestrel.media.audio import MAX_SECONDS, SAMPLE_RATE, AudioSource, AudioStream, open_audio
+from kestrel.media.digest import content_digest
 from kestrel.media.draw import annotate
 from kestrel.media.image import FORMATS, ImageSource, NormalisedImage, load_decoders, normalise_image
 from kestrel.media.limits import MediaBudget, MediaHold, MediaLimits
@@ -25,6 +26,7 @@ __all__ = [
     "NormalisedVideo",
     "VideoSource",
     "annotate",
+    "content_digest",
     "load_decoders",
     "load_video",
     "normalise_image",

@@ -68,9 +68,12 @@ class PrefillPrograms:
             self._buckets[size] = bucket
 
     def has(self, arrays: ChunkArrays) -> bool:
-        """Whether a launch has a program that is worth its padding."""
+        """Whether a launch has a program that is worth its padding. One that feeds bins back has none: few do (after a
+        preemption, say), and programs for all would embed bins that are not there."""
         count, size = sum(arrays.lengths), self._size_for(arrays)
         if not size or len(arrays.lengths) > MAX_CHUNKS or len(arrays.stores) > STORES:
+            return False
+        if arrays.aux.any():
             return False
         share = MAX_PADDING_LARGE if size > LARGE else MAX_PADDING
         return size <= ALWAYS_WORTH or size - count <= share * size
@@ -102,7 +105,6 @@ class _Bucket:
                 "media_rows": ((size,), np.int64),
                 "positions": ((owner.position_rows, size), np.int64),
                 "slots": ((groups, size), np.int64),
-                "aux": ((size, owner.aux_width), np.int64),
                 "rows": ((rows,), np.int64),
                 "state_slots": ((rows,), np.int64),
                 "entries": ((rows,), np.int64),
@@ -119,6 +121,7 @@ class _Bucket:
             torch.zeros((rows, table.shape[1]), dtype=torch.int32, device=owner.device)
             for table in owner.rows.tables
         ]
+        self._no_aux = torch.zeros((size, owner.aux_width), dtype=torch.int64, device=owner.device)
         self.programs: dict[bool, Program[torch.Tensor]] = {}
 
     def capture(self, has_media: bool) -> None:
@@ -144,12 +147,10 @@ class _Bucket:
             else:
                 host[name][...] = NO_MEDIA if name == "media_rows" else 0
         host["rows"][:] = self._owner.rows.scratch
-        host["aux"][count:] = 0
         host["stores"][:] = 0
         for name in ("state_slots", "entries", "adapters", "computed", "cross_lens"):
             host[name][chunks:] = 0
         if arrays is not None:
-            host["aux"][:count] = arrays.aux
             for name, values in arrays.sequences.items():
                 host[name][:chunks] = values
             if arrays.stores:
@@ -187,7 +188,7 @@ class _Bucket:
         )
         return Batch(
             ids_T=tensor["ids"],
-            aux_TW=tensor["aux"],
+            aux_TW=self._no_aux,
             media_rows_T=tensor["media_rows"],
             positions_PT=tensor["positions"],
             cu_seqlens=tensor["cu"],
@@ -195,5 +196,5 @@ class _Bucket:
             adapter_slots_B=tensor["adapters"],
             limits=limits,
             features_RC=owner.features.tensor if owner.features is not None and has_media else None,
-            has_aux=owner.aux_width > 0,
+            has_aux=False,
         )
