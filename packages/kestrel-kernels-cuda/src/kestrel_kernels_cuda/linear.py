@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -12,8 +13,8 @@ from kestrel.spi import Impl, No, OpQuery, Yes
 from kestrel_kernels_cuda.compiling import CompileCase
 from kestrel_kernels_cuda.launch import dtype_of, refuse_dtype
 from kestrel_kernels_cuda.linear_blas import gate_launch, product
-from kestrel_kernels_cuda.linear_cases import case_of
-from kestrel_kernels_cuda.linear_config import Product, choose, is_gated
+from kestrel_kernels_cuda.linear_cases import band_case, case_of
+from kestrel_kernels_cuda.linear_config import Config, Product, choose, is_gated
 from kestrel_kernels_cuda.linear_launch import Norm, Operands, arch_of, config_for, launch, overlaps_on, run
 
 __all__ = ["IMPLS", "compile_cases", "linear", "norm_linear"]
@@ -63,13 +64,14 @@ def supports(query: OpQuery) -> Yes | No:
 
 
 def supports_norm(query: OpQuery) -> Yes | No:
-    """Yes to products of one row: norming more rows again in every program costs more than a norm of its own (on an
-    H200 48 µs instead of 19 for 16 rows and a weight of 12,352 × 2,560)."""
+    """Yes to products of one row, and to those of a few for which it was measured: norming rows again in every program
+    may cost more than a norm of its own."""
     if refused := refuse_dtype(query):
         return refused
-    if choose(_product_of(query), arch_of(META)).kernel != "gemv":
-        return No(f"for {query.get('rows') or 'many'} rows a norm of its own is faster; the parts are served")
-    return Yes()
+    config = choose(_product_of(query), arch_of(META))
+    if config.kernel == "gemv" or (config.norm and query.get("kind") != "layer"):
+        return Yes()
+    return No(f"for {query.get('rows') or 'many'} rows a norm of its own is faster; the parts are served")
 
 
 def _product_of(query: OpQuery) -> Product:
@@ -118,3 +120,7 @@ def compile_cases() -> Iterator[CompileCase]:
     yield case_of(Product(n=8192, k=2048, rows=1), "gelu_tanh", norm="layer", archs=(90,))
     yield case_of(Product(n=2560, k=9216, rows=16), "residual")
     yield case_of(Product(n=12352, k=2560, rows=16), archs=(90,), tma=True)
+    band = Config(kernel="band", bm=64, bn=64, rest=16, bk=64, stages=4, ahead=8, late=True)
+    yield band_case(replace(band, rest=8, norm=True), replace(gated, rows=64), "silu_mul")
+    yield band_case(replace(band, split=4), Product(n=2560, k=9216, rows=64), "accumulate")
+    yield band_case(replace(band, bm=16), Product(n=10240, k=2560, rows=16))
