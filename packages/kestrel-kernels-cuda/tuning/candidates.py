@@ -64,7 +64,9 @@ def bands(shape: Shape, bm: int) -> Iterator[Config]:
     """Bands that divide the weight evenly among programs, one or two to a processor."""
     halves = 2 if is_gated(shape.epilogue) else 1
     for programs in (1, 2):
-        for width, split in _even(shape, programs, WIDEST // halves // programs)[: 3 - programs]:
+        for width, split in _even(shape, bm, programs, (WIDEST if bm >= 64 else 160) // halves // programs)[
+            : 3 - programs
+        ]:
             bn = 1 << (width.bit_length() - 1)
             for bk, room in ((64, 1), (128, 1), (64, 2), (128, 2)):
                 stage = (bm + halves * width) * bk * 2
@@ -76,8 +78,11 @@ def bands(shape: Shape, bm: int) -> Iterator[Config]:
                     )  # fmt: skip
 
 
-def _even(shape: Shape, programs: int, widest: int) -> list[tuple[int, int]]:
-    """Widths and numbers of shares, those that leave the fewest programs idle first."""
+def _even(shape: Shape, bm: int, programs: int, widest: int) -> list[tuple[int, int]]:
+    """Widths and numbers of shares, those that leave the fewest programs idle first. The wide matrix instructions
+    take no tile of 8 outputs."""
+    odd = bm < 64 or is_gated(shape.epilogue)
+    widths = [w for w in _WIDTHS if odd or w % 16 == 0]
     found: dict[tuple[int, int], float] = {}
     for split in range(1, 2 if is_gated(shape.epilogue) else 9):
         if split > 1 and shape.k // split < 384:
@@ -85,7 +90,7 @@ def _even(shape: Shape, programs: int, widest: int) -> list[tuple[int, int]]:
         for rounds in range(1, 25 if split == 1 else 2):
             slots = programs * PROCESSORS * rounds
             need = -(-shape.outputs // (slots // split))
-            width = next((w for w in _WIDTHS if w >= need), widest + 1)
+            width = next((w for w in widths if w >= need), widest + 1)
             if width <= widest:
                 idle = 1 - shape.outputs * split / (width * slots)
                 reads = 2.5 / width  # x is read once more by each band

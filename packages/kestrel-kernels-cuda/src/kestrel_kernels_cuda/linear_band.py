@@ -21,16 +21,18 @@ def band_kernel(
     BK: tl.constexpr, SPLIT: tl.constexpr, STAGES: tl.constexpr, EPILOGUE: tl.constexpr, BIAS: tl.constexpr,
     NORM: tl.constexpr, AHEAD: tl.constexpr, LATE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """``out`` [m, n] = epilogue(norm(``x`` [m, K]) · ``w`` [n or 2n, K] transposed), BN + REST outputs a program.
+    """``out`` [m, n] = epilogue(norm(``x`` [m, K]) · ``w`` [H, n, K] transposed), BN + REST outputs a program.
 
-    A band of BN + REST rows, two powers of two, divides most weights evenly among the processors, where one power
-    leaves many of them idle in the last round. m ≤ ROWS ≤ BM; rows of x that do not exist read as zero and cost
-    nothing. ``SPLIT`` programs share a band's inputs; the last to finish adds all partial sums, always in the same
-    order. An RMS ``NORM`` scales x by its gain on the way, and the sums by the rows' roots at the end. ``AHEAD``: steps
-    of BK inputs of the weight that come into the second-level cache while the kernel before finishes. ``LATE``: the
-    next kernel is let in when the last tiles have been asked for, not at once.
+    H is 2 for a gated product, whose two halves are tiles side by side, else 1. A band of BN + REST rows, two powers
+    of two, divides most weights evenly among the processors, where one power leaves many of them idle in the last
+    round. m ≤ ROWS ≤ BM; rows of x that do not exist read as zero and cost nothing. ``SPLIT`` programs share a band's
+    inputs; the last to finish adds all partial sums, always in the same order. An RMS ``NORM`` scales x by its gain on
+    the way, and the sums by the rows' roots at the end. ``AHEAD``: steps of BK inputs of the weight that come into the
+    second-level cache while the kernel before finishes. ``LATE``: the next kernel is let in when the last tiles have
+    been asked for, not at once.
     """
-    GATED: tl.constexpr = EPILOGUE == "silu_mul" or EPILOGUE == "gelu_tanh_mul"
+    H: tl.constexpr = 2 if EPILOGUE == "silu_mul" or EPILOGUE == "gelu_tanh_mul" else 1
+    OTHER: tl.constexpr = REST if REST > 0 else 8
     STEPS: tl.constexpr = (K + BK - 1) // BK
     band = tl.program_id(0) * (BN + REST)
     part = tl.program_id(1)
@@ -39,24 +41,20 @@ def band_kernel(
     if not LATE:
         start_next(PDL)
     if PDL and AHEAD > 0:
-        _ask(w_ptr, band, n, first, BN, BK, K, AHEAD)
-        if REST > 0:
-            _ask(w_ptr, band + BN, n, first, REST, BK, K, AHEAD)
-        if GATED:
-            _ask(w_ptr + n.to(tl.int64) * K, band, n, first, BN, BK, K, AHEAD)
+        for half in tl.static_range(H):
+            rows_ptr = w_ptr + n.to(tl.int64) * (half * K)
+            _ask(rows_ptr, band, n, first, BN, BK, K, AHEAD)
             if REST > 0:
-                _ask(w_ptr + n.to(tl.int64) * K, band + BN, n, first, REST, BK, K, AHEAD)
+                _ask(rows_ptr, band + BN, n, first, REST, BK, K, AHEAD)
     wait_for_previous(PDL)
-    acc = tl.zeros([BM, BN], tl.float32)
-    acc_up = tl.zeros([BM, BN], tl.float32)
-    rest = tl.zeros([BM, REST if REST > 0 else 8], tl.float32)
-    rest_up = tl.zeros([BM, REST if REST > 0 else 8], tl.float32)
+    acc = tl.zeros([BM, H * BN], tl.float32)
+    rest = tl.zeros([BM, H * OTHER], tl.float32)
     squares = tl.zeros([BM, BK], tl.float32)
     gain = _gain(gain_ptr, first * BK, K, BK) if NORM != "none" else 0.0
     for step in tl.range(first, last, num_stages=STAGES):
         at = step * BK
         x = x_tiles.load([0, at])
-        w = w_tiles.load([band, at])
+        w = w_tiles.load([0, band, at]).reshape(H * BN, BK)
         if NORM != "none":
             wide = x.to(tl.float32)
             squares += wide * wide
@@ -65,12 +63,8 @@ def band_kernel(
             gain = _gain(gain_ptr, at + BK, K, BK)  # of the step after: it arrives meanwhile
         acc = tl.dot(x, tl.trans(w), acc, input_precision="ieee")
         if REST > 0:
-            rest = tl.dot(x, tl.trans(rest_tiles.load([band + BN, at])), rest, input_precision="ieee")
-        if GATED:
-            acc_up = tl.dot(x, tl.trans(w_tiles.load([n + band, at])), acc_up, input_precision="ieee")
-            if REST > 0:
-                w_rest = rest_tiles.load([n + band + BN, at])
-                rest_up = tl.dot(x, tl.trans(w_rest), rest_up, input_precision="ieee")
+            w = rest_tiles.load([0, band + BN, at]).reshape(H * REST, BK)
+            rest = tl.dot(x, tl.trans(w), rest, input_precision="ieee")
         if PDL and LATE:  # noqa: SIM102 -- known when compiling, unlike the next
             if step == last - STAGES:
                 gdc_launch_dependents()
@@ -78,9 +72,7 @@ def band_kernel(
     if NORM != "none":
         rstd = tl.rsqrt(tl.sum(squares, 1) / K + eps)[:, None]
         acc *= rstd
-        acc_up *= rstd
         rest *= rstd
-        rest_up *= rstd
     if SPLIT > 1:
         WIDTH: tl.constexpr = BN + REST
         base = partial_ptr + tl.program_id(0).to(tl.int64) * (SPLIT * ROWS * WIDTH)
@@ -92,27 +84,17 @@ def band_kernel(
         if tl.atomic_add(counter_ptr + tl.program_id(0), 1, sem="acq_rel") != SPLIT - 1:
             return
         acc = _total(base, m, ROWS, BN, WIDTH, SPLIT)
-        _write(
-            acc, acc, band, bias_ptr, residual_ptr, out_ptr, m, n, residual_stride, out_stride,
-            ROWS, BN, EPILOGUE, BIAS,
-        )  # fmt: skip
-        if REST > 0:
-            acc = _total(base + BN, m, ROWS, REST, WIDTH, SPLIT)
-            _write(
-                acc, acc, band + BN, bias_ptr, residual_ptr, out_ptr, m, n, residual_stride, out_stride,
-                ROWS, REST, EPILOGUE, BIAS,
-            )  # fmt: skip
+        rest = _total(base + BN, m, ROWS, OTHER, WIDTH, SPLIT) if REST > 0 else acc
         tl.store(counter_ptr + tl.program_id(0), 0)
-    else:
+    _write(
+        acc, band, bias_ptr, residual_ptr, out_ptr, m, n, residual_stride, out_stride,
+        H, BM if SPLIT == 1 else ROWS, BN, EPILOGUE, BIAS,
+    )  # fmt: skip
+    if REST > 0:
         _write(
-            acc, acc_up, band, bias_ptr, residual_ptr, out_ptr, m, n, residual_stride, out_stride,
-            BM, BN, EPILOGUE, BIAS,
+            rest, band + BN, bias_ptr, residual_ptr, out_ptr, m, n, residual_stride, out_stride,
+            H, BM if SPLIT == 1 else ROWS, REST, EPILOGUE, BIAS,
         )  # fmt: skip
-        if REST > 0:
-            _write(
-                rest, rest_up, band + BN, bias_ptr, residual_ptr, out_ptr, m, n, residual_stride, out_stride,
-                BM, REST, EPILOGUE, BIAS,
-            )  # fmt: skip
 
 
 @triton.jit
@@ -154,10 +136,13 @@ def _total(base, m, ROWS: tl.constexpr, COUNT: tl.constexpr, WIDTH: tl.constexpr
 
 @triton.jit
 def _write(
-    y, up, column, bias_ptr, residual_ptr, out_ptr, m, n, residual_stride, out_stride,
-    ROWS: tl.constexpr, COUNT: tl.constexpr, EPILOGUE: tl.constexpr, BIAS: tl.constexpr,
+    y, column, bias_ptr, residual_ptr, out_ptr, m, n, residual_stride, out_stride,
+    H: tl.constexpr, ROWS: tl.constexpr, COUNT: tl.constexpr, EPILOGUE: tl.constexpr, BIAS: tl.constexpr,
 ):  # fmt: skip
-    """The sums ``y`` [ROWS, COUNT] (and those of the other half, ``up``) through the epilogue to ``column`` on."""
+    """The sums ``y`` [ROWS, H · COUNT] through the epilogue to ``column`` on."""
+    up = y
+    if H == 2:
+        y, up = tl.split(y.reshape(ROWS, 2, COUNT).permute(0, 2, 1))
     rows = tl.arange(0, ROWS)
     columns = column + tl.arange(0, COUNT)
     safe = tl.minimum(columns, n - 1)[None, :]

@@ -166,11 +166,12 @@ def _band(config: Config, operands: Operands, *, overlaps: bool) -> tuple[Launch
     }  # fmt: skip
     if overlaps:
         meta["launch_pdl"] = True
-    w_tiles = _tiles(o.weight, config.bn, config.bk)
+    weight = o.weight.view(-1, outputs, meta["K"])
+    w_tiles = _tiles(weight, len(weight), config.bn, config.bk)
     tiles = (
         _tiles(o.x, config.bm, config.bk),
         w_tiles,
-        _tiles(o.weight, config.rest, config.bk) if config.rest else w_tiles,
+        _tiles(weight, len(weight), config.rest, config.bk) if config.rest else w_tiles,
     )
     given = (_or(o.bias, o.x), _or(o.residual, o.x), o.x if norm is None else norm.gain)
     strides = 0 if o.residual is None else o.residual.stride(0), out.stride(0)
@@ -208,11 +209,11 @@ def _output(o: Operands, *, aligned: bool = False) -> torch.Tensor:
     return torch.empty((o.x.shape[0], o.outputs), dtype=o.x.dtype, device=o.x.device)
 
 
-def _tiles(matrix: torch.Tensor, rows: int, columns: int) -> TensorDescriptor:
-    """How the tensor memory unit finds tiles of ``matrix``; what lies outside reads as zero."""
-    if matrix.data_ptr() % 16 or matrix.stride(0) * matrix.itemsize % 16:
-        matrix = matrix.clone(memory_format=torch.contiguous_format)
-    return TensorDescriptor(matrix, list(matrix.shape), [matrix.stride(0), 1], [rows, columns])
+def _tiles(tensor: torch.Tensor, *tile: int) -> TensorDescriptor:
+    """How the tensor memory unit finds tiles of ``tensor``; what lies outside reads as zero."""
+    if tensor.data_ptr() % 16 or any(stride * tensor.itemsize % 16 for stride in tensor.stride()[:-1]):
+        tensor = tensor.clone(memory_format=torch.contiguous_format)
+    return TensorDescriptor(tensor, list(tensor.shape), [*tensor.stride()[:-1], 1], list(tile))
 
 
 def _or(tensor: torch.Tensor | None, other: torch.Tensor) -> torch.Tensor:
