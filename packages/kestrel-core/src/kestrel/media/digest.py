@@ -26,9 +26,7 @@ def content_digest(*parts: bytes | NDArray[Any]) -> bytes:
     ``PIECES`` pieces stand for it. Arrays count as their bytes in C order. On any thread."""
     whole = hashlib.sha256()
     for part in parts:
-        content = memoryview(
-            part if isinstance(part, bytes) else np.ascontiguousarray(part).reshape(-1).view(np.uint8)
-        )
+        content = memoryview(part) if isinstance(part, bytes) else _bytes_of(part)
         whole.update(len(content).to_bytes(8, "little"))
         if len(content) <= WHOLE_BYTES:
             whole.update(content)
@@ -40,6 +38,10 @@ def content_digest(*parts: bytes | NDArray[Any]) -> bytes:
         for ended in under_way:
             whole.update(ended())
     return whole.digest()
+
+
+def _bytes_of(array: NDArray[Any]) -> memoryview:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
 def _hashed(piece: memoryview) -> bytes:
