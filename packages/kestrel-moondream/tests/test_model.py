@@ -57,15 +57,14 @@ def test_a_vision_block_and_the_patches(built, oracle, pictures):
     close((total + delta)[0], oracle.vision_block(1, x, 4))
 
 
-def test_stitching_and_pooling(built, oracle):
-    from kestrel_moondream.vision import stitch
-
-    local = np.random.default_rng(1).normal(size=(6, 7, 7, 32))
-    whole = oracle.stitch(list(local), 2, 3)
-    assert whole.shape == (2 * 5 + 2, 3 * 5 + 2, 32)
-    close(stitch(f32(local).unflatten(0, (2, 3)), 1), whole)
+@pytest.mark.parametrize(("rows", "columns"), [(2, 3), (1, 2), (4, 1), (3, 4)])
+def test_stitching_and_pooling(built, oracle, rows, columns):
+    local = np.random.default_rng(1).normal(size=(rows * columns, 7, 7, 32))
+    whole = oracle.stitch(list(local), rows, columns)
+    assert whole.shape == (rows * 5 + 2, columns * 5 + 2, 32)
     globe = np.random.default_rng(2).normal(size=(49, 32))
-    pair = built.main.model.vision._pair(f32(np.concatenate([globe[None], local.reshape(6, 49, 32)])), 2, 3)
+    features = f32(np.concatenate([globe[None], local.reshape(-1, 49, 32)]))
+    pair = built.main.model.vision._pair(features, rows, columns)
     close(pair, np.concatenate([globe, oracle.pool(whole, 7).reshape(49, 32)], -1))
 
 

@@ -14,15 +14,53 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from kestrel.layers import MLP, AddNorm, Linear, VisionAttention
+from kestrel.layers import MLP, AddNorm, Linear, Stored, VisionAttention
 from kestrel.spi import OpTableLike
 from kestrel_moondream.config import VisionConfig
+from kestrel_moondream.pooling import Pooling
 
-__all__ = ["VisionEncoder", "stitch"]
+__all__ = ["VisionEncoder"]
 
 EPS = 1e-5  # of every norm
+ALIGNED = 8  # numbers of 16 bits in a wide read: products are far slower over rows that begin between two
 
-EPS = 1e-5  # of every norm
+
+class PatchEmbedding(Stored):
+    """Pixels to embeddings: a product over the pixels −1 … 1 of each patch, by channel, row and column.
+
+    With pixels p of 0 … 255 it is computed over p − 128, which is exact in 16 bits, and over rows that are filled up:
+    w · ((p / 255 − ½) / ½) + b = (w / 127.5) · (p − 128) + ½ Σ (w / 127.5) + b.
+    """
+
+    def __init__(self, config: VisionConfig, ops: OpTableLike, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.size, values = config.enc_patch_size, config.in_channels * config.enc_patch_size**2
+        self.weight = nn.Parameter(torch.empty(config.enc_dim, values, dtype=dtype), requires_grad=False)
+        self.bias = nn.Parameter(torch.empty(config.enc_dim, dtype=dtype), requires_grad=False)
+        filled = -(-values // ALIGNED) * ALIGNED
+        self._product = [
+            Linear(ops, filled, config.enc_dim, dtype=dtype)
+        ]  # listed: no checkpoint holds its weights
+
+    def pack(self) -> None:
+        """Make the product's weights, of those that were loaded."""
+        product, weight = self._product[0], self.weight.float() / 127.5
+        bias = self.bias.float() + weight.sum(1) / 2
+        filled = F.pad(weight, (0, product.in_features - weight.shape[1]))
+        product.weight = nn.Parameter(filled.to(self.weight.dtype), requires_grad=False)
+        product.bias = nn.Parameter(bias.to(self.bias.dtype), requires_grad=False)
+        product.pack()
+
+    def forward(self, crops: torch.Tensor) -> torch.Tensor:
+        """[N, S, C] of crops [N, G·p, G·p, 3] uint8; patches row by row."""
+        product, size, values = self._product[0], self.size, self.weight.shape[1]
+        pixels = (crops ^ 128).view(torch.int8)  # p − 128
+        tiles = pixels.unflatten(2, (-1, size)).unflatten(1, (-1, size)).permute(0, 1, 3, 5, 2, 4)
+        count, high, wide, channels = tiles.shape[:4]
+        patches = self.weight.new_zeros(count, high, wide, product.in_features)
+        patches[..., :values].unflatten(-1, (channels, size, size)).copy_(tiles)
+        out: torch.Tensor = product(patches.flatten(1, 2))
+        return out
 
 
 class VisionSelfAttention(nn.Module):
@@ -65,13 +103,13 @@ class VisionEncoder(nn.Module):
     def __init__(self, config: VisionConfig, ops: OpTableLike, dtype: torch.dtype) -> None:
         super().__init__()
         self.config, self.dtype = config, dtype
-        patch_values = config.in_channels * config.enc_patch_size**2
-        self.patch_emb = Linear(ops, patch_values, config.enc_dim, dtype=dtype)
+        self.patch_emb = PatchEmbedding(config, ops, dtype)
         self.pos_emb = nn.Parameter(
             torch.empty(1, config.num_positions, config.enc_dim, dtype=dtype), requires_grad=False
         )
         self.blocks = nn.ModuleList(VisionBlock(config, ops, dtype) for _ in range(config.enc_n_layers))
         self.post_ln = AddNorm(ops, config.enc_dim, EPS, kind="layer", dtype=dtype)
+        self._pool = Pooling(config.grid, config.overlap_margin)
         self.proj_mlp = MLP(
             ops, 2 * config.enc_dim, config.proj_inner_dim, out=config.proj_out_dim, dtype=dtype
         )
@@ -91,19 +129,12 @@ class VisionEncoder(nn.Module):
 
     def encode(self, crops: torch.Tensor) -> torch.Tensor:
         """Features [N, S, C] of crops, each on its own."""
-        x_NSC = self.patch_emb(self.patches(crops)) + self.pos_emb
+        x_NSC = self.patch_emb(crops) + self.pos_emb
         delta_NSC = None
         for block in self.blocks:
             x_NSC, delta_NSC = block(x_NSC, delta_NSC)
         features_NSC: torch.Tensor = self.post_ln(x_NSC, delta_NSC)[1]
         return features_NSC
-
-    def patches(self, crops: torch.Tensor) -> torch.Tensor:
-        """Pixels −1 … 1 of each patch, [N, S, channel · row · column]; patches row by row."""
-        size = self.config.enc_patch_size
-        pixels = (crops.to(self.dtype) / 255 - 0.5) / 0.5
-        tiles = pixels.unflatten(2, (-1, size)).unflatten(1, (-1, size))  # [N, G, p, G, p, 3]
-        return tiles.permute(0, 1, 3, 5, 2, 4).flatten(3).flatten(1, 2)
 
     def _pair(self, features_NSC: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
         """[S, 2C]: the global crop's features beside those of the stitched and pooled local crops."""
@@ -112,22 +143,5 @@ class VisionEncoder(nn.Module):
             rows * columns == 1
         ):  # its local crop is the global one again; pooling G × G to G × G changes nothing
             return torch.cat([whole_SC, whole_SC], dim=-1)
-        grid = self.config.grid
-        local = features_NSC[1:].unflatten(1, (grid, grid)).unflatten(0, (rows, columns))
-        stitched_CHW = stitch(local, self.config.overlap_margin).permute(2, 0, 1)
-        pooled_CGG = F.adaptive_avg_pool2d(stitched_CHW.float(), grid).to(whole_SC.dtype)
-        return torch.cat([whole_SC, pooled_CGG.flatten(1).T], dim=-1)
-
-
-def stitch(tiles: torch.Tensor, margin: int) -> torch.Tensor:
-    """One map [height, width, C] of ``tiles`` [rows, columns, G, G, C]; edges between tiles lose ``margin`` patches."""
-    bands = [
-        torch.cat([_kept(tile, j, len(row), margin, 1) for j, tile in enumerate(row)], 1) for row in tiles
-    ]
-    return torch.cat([_kept(band, i, len(bands), margin, 0) for i, band in enumerate(bands)], 0)
-
-
-def _kept(tile: torch.Tensor, index: int, count: int, margin: int, dim: int) -> torch.Tensor:
-    start = 0 if index == 0 else margin
-    end = tile.shape[dim] - (0 if index == count - 1 else margin)
-    return tile.narrow(dim, start, end - start)
+        pooled_SC = self._pool(features_NSC[1:], rows, columns)
+        return torch.cat([whole_SC, pooled_SC], dim=-1)
