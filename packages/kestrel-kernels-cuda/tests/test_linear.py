@@ -168,6 +168,14 @@ def test_outputs_whose_rows_are_not_aligned_are_torchs_as_well(place: torch.devi
     torch.testing.assert_close(got, linear(o.x, weight), rtol=tolerance, atol=tolerance)
 
 
+def test_inputs_in_odd_numbers_are_padded_for_many_rows(place: torch.device) -> None:
+    o = _operands(place, 2, None, None)
+    x, weight = o.x[:1, :22].expand(4100, 22), o.weight[:, :22]
+    tolerance = 1e-4 if place.type == "cpu" else 5e-2
+    got = product(x, weight, o.bias, None, None)
+    torch.testing.assert_close(got, linear(x, weight, o.bias), rtol=tolerance, atol=tolerance)
+
+
 def test_leading_axes_are_kept(place: torch.device) -> None:
     o = _operands(place, 6, "silu_mul", None)
     x = o.x.contiguous().view(2, 3, K)
