@@ -94,9 +94,11 @@ def _padded(matrix: torch.Tensor) -> torch.Tensor:
 
 
 def _is_tanh(epilogue: str | None, dtype: torch.dtype) -> bool:
-    """Whether cuBLAS computes the epilogue with the product. It has GELU by tanh alone, from unrounded sums. That is off
-    the one by erf by 4.7e-4 at most, less on average (1.3e-4 of normal numbers) than rounding the sums to bfloat16
-    first, as a pass of its own reads them (1.3e-3)."""
+    """Whether cuBLAS computes the epilogue with the product.
+
+    It has GELU by tanh alone, from unrounded sums: off the one by erf by 4.7e-4 at most, and less on average (1.3e-4
+    of normal numbers) than rounding the sums to bfloat16 first, as a pass of its own reads them (1.3e-3).
+    """
     return dtype != torch.float32 and (
         epilogue == "gelu_tanh" or (epilogue == "gelu" and dtype == torch.bfloat16)
     )
