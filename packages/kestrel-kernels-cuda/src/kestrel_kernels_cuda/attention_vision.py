@@ -12,10 +12,12 @@ import torch
 import torch.nn.functional as F
 import triton
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from triton.runtime.jit import JITFunction
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kestrel.spi import Impl, No, OpQuery, Yes
 from kestrel_kernels_cuda.attention_configs import arch_of, family_of, overlaps
+from kestrel_kernels_cuda.attention_hopper import MEASURED, hopper_config, hopper_launch, is_served
 from kestrel_kernels_cuda.attention_parts import overlap, scale_factors
 from kestrel_kernels_cuda.attention_vision_kernels import vision_kernel
 from kestrel_kernels_cuda.attention_warm import META, cases_of
@@ -136,9 +138,20 @@ def vision_attention(
     arch, dim, size = arch_of(q_NSHD.device), q_NSHD.shape[3], q_NSHD.element_size()
     if (arch, dim) in LIBRARY and size == 2 and q_NSHD.is_cuda and q_NSHD.numel():
         return library_attention(q_NSHD, k_NSHD, v_NSHD, scale)
-    out, launch = vision_launch(q_NSHD, k_NSHD, v_NSHD, scale, config_of(arch, dim, size))
+    out, launch = launch_of(arch, q_NSHD, k_NSHD, v_NSHD, scale)
     launch.run()
     return out
+
+
+def launch_of(
+    arch: int, q_NSHD: torch.Tensor, k_NSHD: torch.Tensor, v_NSHD: torch.Tensor, scale: float
+) -> tuple[torch.Tensor, Launch]:
+    """Outputs [N, S, H, D], and what computes them on ``arch``."""
+    dim = q_NSHD.shape[3]
+    is_compiled = isinstance(vision_kernel, JITFunction)
+    if is_compiled and dim in MEASURED and is_served(arch, q_NSHD, k_NSHD, v_NSHD):
+        return hopper_launch(q_NSHD, k_NSHD, v_NSHD, scale, hopper_config(dim))
+    return vision_launch(q_NSHD, k_NSHD, v_NSHD, scale, config_of(arch, dim, q_NSHD.element_size()))
 
 
 def library_attention(
@@ -163,7 +176,7 @@ def _supports(query: OpQuery) -> Yes | No:
 def _planned(query: OpQuery, arch: int) -> Launch:
     heads, dim, dtype = query.get("heads"), query.get("head_dim"), dtype_of(query)
     q, k, v = torch.empty((1, 64, 3, heads, dim), dtype=dtype, device=META).unbind(2)
-    return vision_launch(q, k, v, 1.0, config_of(arch, dim, q.element_size()))[1]
+    return launch_of(arch, q, k, v, 1.0)[1]
 
 
 def _warm(query: OpQuery, row_counts: Sequence[int]) -> Iterable[Callable[[], object]]:
@@ -179,6 +192,10 @@ def compile_cases() -> Iterator[CompileCase]:
         query = OpQuery.of("vision_attention", heads=heads, head_dim=dim, dtype=dtype)
         for arch in (80, 90) if dim == 72 else (90,):
             yield from cases_of(f"vision_attention {dim} {dtype}", [_planned(query, arch)], (arch,))
+    for heads, dim in ((16, 72), (20, 64), (16, 88)):
+        q, k, v = torch.empty((1, 64, 3, heads, dim), dtype=torch.bfloat16, device=META).unbind(2)
+        launch = hopper_launch(q, k, v, 1.0, hopper_config(dim))[1]
+        yield from cases_of(f"vision_attention {dim} Gluon", [launch], (90,))
 
 
 IMPLS = {"vision_attention": Impl(supports=_supports, fn=vision_attention, warm=_warm)}

@@ -76,13 +76,14 @@ def compile_case(case: CompileCase, arch: int) -> Compiled:
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
+    from triton.experimental.gluon._runtime import GluonASTSource
 
     names = case.kernel.arg_names
     signature = {name: case.signature.get(name, "constexpr") for name in names}
     anywhere = {param.name for param in case.kernel.params if param.do_not_specialize_on_alignment}
     pointers = {name for name, kind in signature.items() if kind.startswith("*")} - anywhere
     aligned = [name for name in names if name in pointers or name in case.aligned]
-    source = ASTSource(
+    source = (GluonASTSource if case.kernel.is_gluon() else ASTSource)(
         fn=case.kernel,
         signature=signature,
         constexprs={(names.index(name),): value for name, value in case.constexprs.items()},

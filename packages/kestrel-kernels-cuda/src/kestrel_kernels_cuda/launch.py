@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from triton.compiler import CompiledKernel
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDescriptor
 from triton.runtime.jit import JITFunction
 from triton.tools.tensor_descriptor import TensorDescriptor
 
@@ -124,10 +125,12 @@ def _multiples_of_16(launch: Launch) -> tuple[str, ...]:
     return tuple(n for n, value in given if isinstance(value, int) and value % 16 == 0 and n not in free)
 
 
-def _spelled(value: torch.Tensor | TensorDescriptor | float | None) -> str:
+def _spelled(value: torch.Tensor | TensorDescriptor | GluonDescriptor | float | None) -> str:
     """Triton's word for the type of an argument."""
     if isinstance(value, torch.Tensor):
         return _POINTERS[value.dtype]
+    if isinstance(value, GluonDescriptor):
+        return f"tensordesc<{_POINTERS[value.base.dtype][1:]}{list(value.block_shape)},{value.layout!r}>"
     if isinstance(value, TensorDescriptor):
         return f"tensordesc<{_POINTERS[value.base.dtype][1:]}{list(value.block_shape)}>"
     if value is None:

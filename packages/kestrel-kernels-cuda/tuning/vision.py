@@ -1,0 +1,85 @@
+"""Microseconds and TFLOP/s of attention inside images and sounds, by kernels and tiles, at published sizes, on one GPU.
+
+``python packages/kestrel-kernels-cuda/tuning/vision.py [--only NAME] [--ways NAME]`` prints for each shape every way
+whose name contains NAME, with its largest difference from float32 first.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from stopwatch import microseconds
+
+from kestrel_kernels_cuda import attention_vision
+from kestrel_kernels_cuda.attention_configs import arch_of
+from kestrel_kernels_cuda.attention_hopper import HopperConfig, hopper_config, hopper_launch
+from kestrel_kernels_cuda.launch import Launch
+
+DEVICE = torch.device("cuda")
+SHAPES = (  # items, positions, heads, head dim
+    (9, 729, 16, 72), (36, 729, 16, 72), (1, 1024, 16, 72), (1, 4096, 16, 72), (1, 1500, 20, 64), (8, 1500, 20, 64),
+)  # fmt: skip
+TILES = ((2, 128, 2), (2, 128, 3), (3, 64, 4), (3, 128, 2))
+Inputs = tuple[torch.Tensor, ...]
+Way = Callable[[Inputs, float], tuple[torch.Tensor, Launch]]
+
+
+def ways(dim: int) -> Iterator[tuple[str, Way]]:
+    """Names and launches; the first is what runs."""
+    for tile in dict.fromkeys([tuple_of(hopper_config(dim)), *TILES]):
+        if tile != (3, 128, 2) or dim == 64:  # more registers than there are
+            config = HopperConfig(groups=tile[0], block_n=tile[1], stages=tile[2])
+            yield f"hopper {tile}", lambda x, scale, c=config: hopper_launch(*x, scale, c)
+    used = attention_vision.config_of(arch_of(DEVICE), dim, 2)
+    yield f"triton {used.tile}", lambda x, scale: attention_vision.vision_launch(*x, scale, used)
+
+
+def tuple_of(config: HopperConfig) -> tuple[int, int, int]:
+    return config.groups, config.block_n, config.stages
+
+
+def report(shape: tuple[int, int, int, int], wanted: str) -> None:
+    """A line for each way."""
+    items, length, heads, dim = shape
+    sets = [torch.randn((items, length, 3, heads, dim), device=DEVICE).bfloat16().unbind(2) for _ in range(3)]
+    scale, flops = dim**-0.5, 4 * items * heads * length**2 * dim
+    q, k, v = (x[:1].transpose(1, 2).float() for x in sets[0])
+    exact = F.scaled_dot_product_attention(q, k, v, scale=scale).transpose(1, 2)
+    print(shape, flush=True)
+
+    def show(name: str, out: torch.Tensor, calls: Callable[[int], object]) -> None:
+        off = float((out[:1].float() - exact).abs().max())
+        us = microseconds(calls, 12)
+        print(f"  {us:9.2f} us {flops / us / 1e6:7.1f} TFLOP/s  off by {off:.1e}  {name}", flush=True)
+
+    for name, way in ways(dim):
+        if wanted in name:
+            made = [way(inputs, scale) for inputs in sets]
+            made[0][1].run()
+            show(name, made[0][0], lambda i, made=made: made[i % 3][1].run())
+    for backend in attention_vision.BACKENDS:
+        name = backend.name.lower()
+        if wanted in name:
+            call = partial(attention_vision.library_attention, scale=scale, backends=(backend,))
+            show(name, call(*sets[0]), lambda i, call=call: call(*sets[i % 3]))
+
+
+def main() -> None:
+    """Measure what is asked for."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", default="", help="shapes that contain this, as '729, 16'")
+    parser.add_argument("--ways", default="", help="ways whose name contains this")
+    wanted = parser.parse_args()
+    torch.backends.cuda.matmul.allow_tf32 = False
+    print(torch.cuda.get_device_name(), "torch", torch.__version__)
+    for shape in SHAPES:
+        if wanted.only in str(shape):
+            report(shape, wanted.ways)
+
+
+if __name__ == "__main__":
+    main()
