@@ -227,6 +227,22 @@ def test_states_may_be_kept_in_sixteen_bits(name: str, place: torch.device) -> N
     torch.testing.assert_close(state, kept, atol=1e-2, rtol=1e-2, equal_nan=True)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("lens", [(70, 1, 129), (1100,) * 3, (1,) * 9])
+def test_published_heads_keep_states_in_sixteen_bits(lens: tuple[int, ...], place: torch.device) -> None:
+    is_step = len(lens) == 9
+    op, fn = ("gated_delta_step", gated_delta_step) if is_step else ("gated_delta", gated_delta)
+    shape = RecurrentShape(
+        lens=lens, stores=((0, 1), (2, lens[2])), key_heads=2, heads=4, key_dim=128, value_dim=128
+    )
+    make = make_step if is_step else make_rule
+    mine, theirs = (_halved(make(shape, 3, place, torch.bfloat16)) for _ in range(2))
+    (out, state), (want, kept) = _run(fn, mine), _run(OPS[op].reference, theirs)
+    allowed = OPS[op].tolerance(torch.bfloat16)
+    torch.testing.assert_close(out, want, atol=allowed.atol, rtol=allowed.rtol)
+    torch.testing.assert_close(state, kept, atol=3e-2, rtol=3e-2, equal_nan=True)
+
+
 FAR = 2**31  # numbers that lie before those of any live slot
 
 

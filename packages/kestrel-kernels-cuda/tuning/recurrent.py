@@ -34,10 +34,15 @@ CHUNK_FLOPS = (
     2 * 64 * (2 * 64 * D + 2 * 64 * D + 64 * D + 3 * D * D)
 )  # of a chunk and value head, the inverse apart
 
+PAIR = {"LAUNCHES": 2, "PARTS": 1, "BLOCK_E": 64, "num_warps": 4}
 STEP: tuple[Mapping[str, int], ...] = tuple(
-    {"LAUNCHES": launches, "BLOCK_E": block, "num_warps": warps}
-    for launches, block, warps in (
-        (1, 128, 8), (1, 64, 8), (1, 32, 4), (2, 128, 8), (2, 64, 8), (2, 64, 4), (2, 64, 2), (2, 32, 2),
+    {"PARTS": parts, "BLOCK_E": block, "AHEAD": bool(ahead), "num_warps": warps, "maxnreg": most}
+    if most
+    else {"PARTS": parts, "BLOCK_E": block, "AHEAD": bool(ahead), "num_warps": warps}
+    for parts, block, ahead, warps, most in (
+        (2, 128, 0, 8, 0), (2, 128, 0, 8, 128), (2, 64, 0, 8, 0), (2, 64, 0, 4, 168), (2, 32, 0, 4, 0),
+        (1, 128, 0, 8, 128), (1, 64, 0, 8, 128), (1, 64, 1, 8, 0), (1, 64, 0, 4, 168), (1, 64, 0, 4, 128),
+        (1, 32, 0, 4, 0), (1, 32, 0, 4, 96), (1, 32, 1, 4, 128), (1, 32, 1, 4, 0), (1, 32, 0, 2, 0), (1, 16, 1, 2, 0),
     )
 )  # fmt: skip
 CONV: tuple[Mapping[str, int], ...] = tuple(
@@ -88,8 +93,8 @@ def view_of(lens: tuple[int, ...], layers: int, stores: int = 0) -> RecurrentVie
 
 
 def steps(batch: int) -> Work:
-    """The whole step of ``batch`` rows, another layer in each launch."""
-    layers = max(2, min(CALLS, 1024 // batch))
+    """The whole step of ``batch`` rows, another layer in each launch, none of them the first."""
+    layers = 1 + max(2, min(CALLS, 1024 // batch))
     view = view_of((1,) * batch, layers)
     sizes = [CHANNELS, HEADS * D, HEADS, HEADS]
     qkv, z, b, a = normal(batch, sum(sizes)).split(sizes, dim=1)
@@ -102,11 +107,11 @@ def steps(batch: int) -> Work:
     )
 
     def build(config: Mapping[str, int] | None, i: int) -> tuple[Launch, ...]:
-        return step_launches(qkv, z_THE, a, b, weights, KEY_HEADS, view, i % layers, config)[0]
+        return step_launches(qkv, z_THE, a, b, weights, KEY_HEADS, view, 1 + i % (layers - 1), config)[0]
 
     conv = CHANNELS * (2 * (TAPS - 1) + 1) * 2
     moved = batch * (2 * STATE + conv + 2 * HEADS * D * 2) + CHANNELS * TAPS * 2
-    return Work(kernel="step", what=f"{batch} rows", configs=STEP, build=build, moved=moved)
+    return Work(kernel="step", what=f"{batch} rows", configs=(PAIR, *STEP), build=build, moved=moved)
 
 
 def prefills(lens: tuple[int, ...]) -> Iterator[Work]:
@@ -180,12 +185,13 @@ def main() -> None:
     """Compile on every core, then measure."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="step, conv, solve or scan")
+    parser.add_argument("--batches", nargs="+", type=int, default=BATCHES)
     wanted = parser.parse_args()
     big, other = (torch.empty(2**30, dtype=torch.uint8, device="cuda") for _ in range(2))
     ceiling = 2 * 2**30 / microseconds(lambda i: other.copy_(big), CALLS) / 1e3
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}; copy {ceiling:.0f} GB/s")
     began = time.perf_counter()
-    for batch in BATCHES:
+    for batch in wanted.batches:
         if wanted.only in "step":
             report(steps(batch), ceiling)
     for lens in PROMPTS:
