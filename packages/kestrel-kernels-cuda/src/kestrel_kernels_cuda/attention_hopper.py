@@ -69,9 +69,9 @@ def hopper_launch(
     described: list[Any] = []
     for x, rows in ((q_NSHD, ROWS), (k_NSHD, config.block_n), (v_NSHD, config.block_n), (out, ROWS)):
         described += [_described(x, rows, FIRST), _described(x, rows, second) if second else None]
-    args = (*described, scale_factors(scale, None)[1], length, tiles, units)
+    args = (*described, scale_factors(scale, None)[1], length, tiles, heads, units)
     meta = {
-        "HEADS": heads, "SECOND": second, "GROUPS": config.groups, "BLOCK_N": config.block_n,
+        "SECOND": second, "GROUPS": config.groups, "BLOCK_N": config.block_n,
         "STAGES": config.stages, "num_warps": 4,
     }  # fmt: skip
     programs = min(units, multiprocessors(q_NSHD.device))

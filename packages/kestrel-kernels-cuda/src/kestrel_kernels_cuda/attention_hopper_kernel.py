@@ -45,8 +45,8 @@ def load(descriptor, item, row, head, column, ready, place):
 
 @gluon.jit
 def producer(
-    inputs, places, barriers, length, tiles, units,
-    HEADS: gl.constexpr, GROUPS: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
+    inputs, places, barriers, length, tiles, heads, units,
+    GROUPS: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
     HAS_SECOND: gl.constexpr,
 ):  # fmt: skip
     """Loads what the units of this program need, as soon as there is room."""
@@ -59,8 +59,8 @@ def producer(
     done = 0
     turn = 0
     for unit in range(gl.program_id(0), units, gl.num_programs(0)):
-        head = unit // tiles % HEADS
-        item = unit // tiles // HEADS
+        head = unit // tiles % heads
+        item = unit // tiles // heads
         row = unit % tiles * (GROUPS * _ROWS)
         for c in gl.static_range(GROUPS):
             mbarrier.wait(q_free.index(c), (turn & 1) ^ 1)
@@ -97,8 +97,8 @@ def scores_of(q1, q2, k1, k2, zeros, HAS_SECOND: gl.constexpr):
 
 @gluon.jit
 def consumer(
-    c: gl.constexpr, outputs, places, results, barriers, length, tiles, units, post,
-    HEADS: gl.constexpr, GROUPS: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
+    c: gl.constexpr, outputs, places, results, barriers, length, tiles, heads, units, post,
+    GROUPS: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
     SECOND: gl.constexpr,
 ):  # fmt: skip
     """Attends from group ``c`` of the queries of each unit. The block of keys that may be part empty comes first."""
@@ -191,8 +191,8 @@ def consumer(
             scaled = acc2 * gl.expand_dims(gl.convert_layout(share, gl.SliceLayout(1, O2)), 1)
             o2_at.index(c).store(scaled.to(KIND))
         fence_async_shared()
-        head = unit // tiles % HEADS
-        item = unit // tiles // HEADS
+        head = unit // tiles % heads
+        item = unit // tiles // heads
         row = unit % tiles * (GROUPS * _ROWS) + c * _ROWS
         whole = o1_at.index(c)._reinterpret(KIND, o1.block_type.shape, o1.layout)
         tma.async_copy_shared_to_global(o1, [item, row, head, 0], whole)
@@ -202,10 +202,10 @@ def consumer(
     tma.store_wait(0)
 
 
-@gluon.jit(do_not_specialize=["length", "tiles", "units"])
+@gluon.jit(do_not_specialize=["length", "tiles", "heads", "units"])
 def hopper_kernel(
-    q1, q2, k1, k2, v1, v2, o1, o2, post, length, tiles, units,
-    HEADS: gl.constexpr, SECOND: gl.constexpr, GROUPS: gl.constexpr, BLOCK_N: gl.constexpr,
+    q1, q2, k1, k2, v1, v2, o1, o2, post, length, tiles, heads, units,
+    SECOND: gl.constexpr, GROUPS: gl.constexpr, BLOCK_N: gl.constexpr,
     STAGES: gl.constexpr,
 ):  # fmt: skip
     """Units of this program, ``units`` in all: ``tiles`` of queries for each head of each item."""
@@ -245,26 +245,26 @@ def hopper_kernel(
     if GROUPS == 3:
         gl.warp_specialize(
             [
-                (consumer, (0, outputs, places, results, barriers, length, tiles, units, post,
-                            HEADS, GROUPS, BLOCK_N, STAGES, SECOND)),
-                (consumer, (1, outputs, places, results, barriers, length, tiles, units, post,
-                            HEADS, GROUPS, BLOCK_N, STAGES, SECOND)),
-                (consumer, (2, outputs, places, results, barriers, length, tiles, units, post,
-                            HEADS, GROUPS, BLOCK_N, STAGES, SECOND)),
-                (producer, (inputs, places, barriers, length, tiles, units,
-                            HEADS, GROUPS, BLOCK_N, STAGES, HAS_SECOND)),
+                (consumer, (0, outputs, places, results, barriers, length, tiles, heads, units, post,
+                            GROUPS, BLOCK_N, STAGES, SECOND)),
+                (consumer, (1, outputs, places, results, barriers, length, tiles, heads, units, post,
+                            GROUPS, BLOCK_N, STAGES, SECOND)),
+                (consumer, (2, outputs, places, results, barriers, length, tiles, heads, units, post,
+                            GROUPS, BLOCK_N, STAGES, SECOND)),
+                (producer, (inputs, places, barriers, length, tiles, heads, units,
+                            GROUPS, BLOCK_N, STAGES, HAS_SECOND)),
             ],
             [4, 4, 1], [160, 160, 24],
         )  # fmt: skip
     else:
         gl.warp_specialize(
             [
-                (consumer, (0, outputs, places, results, barriers, length, tiles, units, post,
-                            HEADS, GROUPS, BLOCK_N, STAGES, SECOND)),
-                (consumer, (1, outputs, places, results, barriers, length, tiles, units, post,
-                            HEADS, GROUPS, BLOCK_N, STAGES, SECOND)),
-                (producer, (inputs, places, barriers, length, tiles, units,
-                            HEADS, GROUPS, BLOCK_N, STAGES, HAS_SECOND)),
+                (consumer, (0, outputs, places, results, barriers, length, tiles, heads, units, post,
+                            GROUPS, BLOCK_N, STAGES, SECOND)),
+                (consumer, (1, outputs, places, results, barriers, length, tiles, heads, units, post,
+                            GROUPS, BLOCK_N, STAGES, SECOND)),
+                (producer, (inputs, places, barriers, length, tiles, heads, units,
+                            GROUPS, BLOCK_N, STAGES, HAS_SECOND)),
             ],
             [4, 1], [240, 24],
         )  # fmt: skip
