@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kestrel_kernels_cuda.linear_parts import finish, prefetch, start_next, wait_for_previous
+from kestrel_kernels_cuda.linear_parts import activate, prefetch, start_next, wait_for_previous
 
 __all__ = ["gemv_kernel"]
 
@@ -33,16 +33,25 @@ def gemv_kernel(
     w_ptrs = w_ptr + rows[:, None] * K + columns[None, :]
     up_ptrs = w_ptrs + n.to(tl.int64) * K
     start_next(PDL)
-    # All of the weight is asked for before the first sum, and before the kernel that makes x has finished.
+    # All that no kernel writes is asked for before the first sum, and before the kernel that makes x has finished.
     tiles = ()
     ups = ()
+    gains = ()
+    shifts = ()
     for start in tl.static_range(0, K, BK):
         tiles = tiles + (_tile(w_ptrs, columns, start, K, BK),)  # noqa: RUF005 -- Triton has no stars
         if GATED:
             ups = ups + (_tile(up_ptrs, columns, start, K, BK),)  # noqa: RUF005
+        if NORM != "none":
+            gains = gains + (_row(gain_ptr, start, K, BK),)  # noqa: RUF005
+        if NORM == "layer":
+            shifts = shifts + (_row(shift_ptr, start, K, BK),)  # noqa: RUF005
+    bias = tl.load(bias_ptr + rows) if BIAS else 0.0
+    bias_up = tl.load(bias_ptr + n + rows) if BIAS and GATED else 0.0
     if PDL and AHEAD > 0:
         _read_ahead(w_ptr, n, K, BN, AHEAD)
     wait_for_previous(PDL)
+    residual = tl.load(residual_ptr + rows) if EPILOGUE == "residual" else 0.0
     acc = tl.zeros([BN, BK], tl.float32)
     acc_up = tl.zeros([BN, BK], tl.float32)
     of_gain = tl.zeros([BN, BK], tl.float32)
@@ -58,13 +67,13 @@ def gemv_kernel(
         w = tiles[step].to(tl.float32)
         if NORM != "none":
             squares += x * x
-            gain = tl.load(gain_ptr + at, mask=inside, other=0.0).to(tl.float32)
+            gain = gains[step].to(tl.float32)
             x_normed = x * (gain + 1.0 if NORM == "rms_plus_one" else gain)
         else:
             x_normed = x
         if NORM == "layer":
             total += x
-            shift = tl.load(shift_ptr + at, mask=inside, other=0.0).to(tl.float32)
+            shift = shifts[step].to(tl.float32)
             of_gain += w * gain[None, :]
             of_shift += w * shift[None, :]
             if GATED:
@@ -90,9 +99,16 @@ def gemv_kernel(
         rstd = tl.rsqrt(tl.sum(squares, 0) / K + eps)
         y *= rstd
         y_up *= rstd
-    live = outputs < n
-    y = finish(y, y_up, bias_ptr, residual_ptr, rows, rows, live, n, EPILOGUE, BIAS)
-    tl.store(out_ptr + outputs, y.to(out_ptr.dtype.element_ty), mask=live)
+    if BIAS:
+        y += bias.to(tl.float32)
+        if GATED:
+            y_up += bias_up.to(tl.float32)
+    y = activate(y, EPILOGUE)
+    if GATED:
+        y *= y_up
+    if EPILOGUE == "residual":
+        y += residual.to(tl.float32)
+    tl.store(out_ptr + outputs, y.to(out_ptr.dtype.element_ty), mask=outputs < n)
 
 
 @triton.jit
@@ -105,6 +121,15 @@ def _read_ahead(w_ptr, n, K: tl.constexpr, BN: tl.constexpr, AHEAD: tl.constexpr
             prefetch(
                 w_ptr + tl.minimum(tile.to(tl.int64) * (BN * K) + tl.minimum(lines, BN * K - LINE), last)
             )
+
+
+@triton.jit
+def _row(pointer, start: tl.constexpr, K: tl.constexpr, BK: tl.constexpr):
+    columns = start + tl.arange(0, BK)
+    if start + BK <= K:
+        return tl.load(pointer + columns)
+    else:
+        return tl.load(pointer + columns, mask=columns < K, other=0.0)
 
 
 @triton.jit
