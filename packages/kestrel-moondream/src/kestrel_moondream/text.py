@@ -13,6 +13,7 @@ from torch import nn
 
 from kestrel.layers import (
     MLP,
+    AddNorm,
     Angles,
     LayerNorm,
     Linear,
@@ -28,6 +29,7 @@ from kestrel_moondream.config import TextConfig
 __all__ = ["STATE", "TextDecoder"]
 
 STATE = "text"  # the one paged state of the model
+EPS = 1e-5  # of every norm
 
 
 class SelfAttention(nn.Module):
@@ -39,8 +41,8 @@ class SelfAttention(nn.Module):
         super().__init__()
         self.heads = (config.n_heads, config.n_kv_heads, config.n_kv_heads)
         self.head_dim = config.head_dim
-        self.qkv = Linear(ops, config.dim, sum(self.heads) * config.head_dim, norm="layer", dtype=dtype)
-        self.proj = Linear(ops, config.dim, config.dim, epilogue="residual", dtype=dtype)
+        self.qkv = Linear(ops, config.dim, sum(self.heads) * config.head_dim, dtype=dtype)
+        self.proj = Linear(ops, config.dim, config.dim, dtype=dtype)
         self.attend = PagedAttention(
             ops, config.n_heads, config.n_kv_heads, config.head_dim, STATE, layer,
             rot_dim=config.rot_dim, page_size=page_size, dtype=dtype,
@@ -54,21 +56,27 @@ class SelfAttention(nn.Module):
 
 
 class Block(nn.Module):
-    """x + attn(ln x) + mlp(ln x)."""
+    """x + attn(ln x) + mlp(ln x). ``delta`` is what the block before has yet to add to x."""
 
     def __init__(
         self, config: TextConfig, layer: int, ops: OpTableLike, dtype: torch.dtype, page_size: int
     ) -> None:
         super().__init__()
-        self.ln = LayerNorm(ops, config.dim, dtype=dtype)
+        self.ln = AddNorm(ops, config.dim, EPS, kind="layer", dtype=dtype)
         self.attn = SelfAttention(config, layer, ops, dtype, page_size)
-        self.mlp = MLP(ops, config.dim, config.ff_dim, residual=True, norm="layer", dtype=dtype)
+        self.mlp = MLP(ops, config.dim, config.ff_dim, accumulate=True, adds_bias=False, dtype=dtype)
         self._into = LinearPair(ops, self.attn.qkv, self.mlp.fc1)
-        self._out_of = LinearSum(ops, self.attn.proj, self.mlp.fc2)
+        self.out_of = LinearSum(ops, self.attn.proj, self.mlp.fc2)
 
-    def forward(self, x_TC: torch.Tensor, angles: Angles, batch: Batch) -> torch.Tensor:
-        qkv, inner = self._into(self.ln.defer(x_TC))
-        return self._out_of(self.attn(qkv, angles, batch), inner, x_TC)
+    def forward(
+        self, x_TC: torch.Tensor, delta_TC: torch.Tensor | None, angles: Angles, batch: Batch
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        if delta_TC is None and self._into.serves(len(x_TC)) and self.out_of.serves(len(x_TC)):
+            qkv, inner = self._into(x_TC, self.ln)
+            return self.out_of.total(self.attn(qkv, angles, batch), inner, x_TC), None
+        x_TC, h_TC = self.ln(x_TC, delta_TC)
+        inner = self.mlp.fc1(h_TC)
+        return x_TC, self.out_of(self.attn(self.attn.qkv(h_TC), angles, batch), inner)
 
 
 class TextDecoder(nn.Module):
@@ -91,9 +99,10 @@ class TextDecoder(nn.Module):
     def forward(self, x_TC: torch.Tensor, batch: Batch) -> torch.Tensor:
         """Hidden states [T, C] before ``post_ln``."""
         angles = self.rope(batch.positions_PT)
+        delta_TC: torch.Tensor | None = None
         for block in self.blocks:
-            x_TC = block(x_TC, angles, batch)
-        return x_TC
+            x_TC, delta_TC = block(x_TC, delta_TC, angles, batch)
+        return x_TC if delta_TC is None else x_TC + delta_TC
 
     def logits(self, h_NC: torch.Tensor) -> torch.Tensor:
         """Logits [N, V]."""

@@ -25,7 +25,8 @@ class Linear(Stored):
     """``x @ weight.T + bias``, then ``epilogue`` (see ``ops.linear``: "gelu_tanh", "silu_mul", "residual", …).
 
     Which provider runs it may differ by the number of rows, so it is resolved once per row bucket. ``norm``: the kind
-    of the norm that its input may come as (``Deferred``); where a provider has both in one, that runs.
+    of the norm that its input may come as (``Deferred``); where a provider has both in one, that runs. ``adds_bias``
+    False: it has a bias, which somebody else adds (``LinearSum``).
     """
 
     def __init__(
@@ -37,15 +38,18 @@ class Linear(Stored):
         bias: bool = True,
         epilogue: str | None = None,
         norm: NormKind | None = None,
+        adds_bias: bool = True,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         self.in_features, self.out_features, self.epilogue = in_features, out_features, epilogue
+        self._adds_bias = bias and adds_bias
         self.weight = nn.Parameter(torch.empty(out_features, in_features, dtype=dtype), requires_grad=False)
         self.bias = (
             nn.Parameter(torch.empty(out_features, dtype=dtype), requires_grad=False) if bias else None
         )
-        facts: dict[str, Any] = {"k": in_features, "n": out_features, "epilogue": epilogue, "bias": bias}
+        facts: dict[str, Any] = {"k": in_features, "n": out_features, "epilogue": epilogue}
+        facts["bias"] = self._adds_bias
         facts["dtype"] = dtype_name(dtype or torch.get_default_dtype())
         self._ops = ops
         self._queries = {rows: OpQuery.of("linear", rows=rows, **facts) for rows in (*ROW_BUCKETS, 0)}
@@ -64,12 +68,18 @@ class Linear(Stored):
             if fused is not None:
                 return self._normed(fused, x, residual)
             x = x.value()
+        return self.with_bias(x, self.bias if self._adds_bias else None, residual)
+
+    def with_bias(
+        self, x: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """The product with ``bias`` [N] in place of its own."""
         call = self._only
         weight: torch.Tensor = self.weight
         if call is None:
             rows = self._bucket(x)
             call, weight = self._calls[rows], self._packed.get(rows, weight)
-        out: torch.Tensor = call(x, weight, self.bias, self.epilogue, residual)
+        out: torch.Tensor = call(x, weight, bias, self.epilogue, residual)
         return out
 
     def _bucket(self, x: torch.Tensor) -> int:
@@ -79,7 +89,7 @@ class Linear(Stored):
         norm = x.norm
         assert norm.kind == self._norm, f"a {norm.kind} norm for a linear built for {self._norm}"
         out: torch.Tensor = call(
-            x.x, self.weight, self.bias, self.epilogue, residual,
+            x.x, self.weight, self.bias if self._adds_bias else None, self.epilogue, residual,
             kind=norm.kind, gain=norm.weight, shift=norm.bias, eps=norm.eps,
         )  # fmt: skip
         return out

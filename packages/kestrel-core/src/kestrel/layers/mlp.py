@@ -14,7 +14,8 @@ __all__ = ["MLP"]
 
 class MLP(nn.Module):
     """fc1, activation, fc2. ``activation``: an epilogue of ``ops.linear``; for a gated one ("silu_mul",
-    "gelu_tanh_mul") fc1 is ``Packed`` of "gate" and "up", ``hidden`` rows each. ``norm``: as ``Linear`` has it."""
+    "gelu_tanh_mul") fc1 is ``Packed`` of "gate" and "up", ``hidden`` rows each. ``norm``: as ``Linear`` has it;
+    ``adds_bias``: likewise, of fc2."""
 
     def __init__(
         self,
@@ -27,6 +28,7 @@ class MLP(nn.Module):
         bias: bool = True,
         residual: bool = False,
         accumulate: bool = False,
+        adds_bias: bool = True,
         norm: NormKind | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -37,7 +39,9 @@ class MLP(nn.Module):
         else:
             self.fc1 = Linear(ops, dim, hidden, bias=bias, epilogue=activation, norm=norm, dtype=dtype)
         after = "accumulate" if accumulate else "residual" if residual else None
-        self.fc2 = Linear(ops, hidden, out or dim, bias=bias, epilogue=after, dtype=dtype)
+        self.fc2 = Linear(
+            ops, hidden, out or dim, bias=bias, epilogue=after, adds_bias=adds_bias, dtype=dtype
+        )
 
     def forward(self, x: torch.Tensor | Deferred, residual: torch.Tensor | None = None) -> torch.Tensor:
         """[..., dim] to [..., out]; ``residual`` is added when the module was built with ``residual`` or, in
