@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -129,7 +130,7 @@ def layer_calls() -> Iterator[Call]:
     yield OpQuery.of("write_kv", **pages), lambda fn: fn(k, v, view(), 1)
     yield (
         OpQuery.of("qk_norm_rope_kv_write", heads=4, rot_dim=32, norm="rms", **pages),
-        lambda fn: fn(q, k, v, view(), 1, angle, angle, weight[:64], weight[:64], 1e-6),
+        lambda fn: fn(q, k, v, view(), 1, angle, angle, weight[:64], weight[:64], 1e-6, gives_keys=True),
     )
     yield from attention_calls(q, k, v)
     gate = empty(ROWS, 8, 2, 64).select(2, 1)
@@ -167,6 +168,13 @@ def attention_calls(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Iterat
     """Attention of one query per row, over few keys and over many."""
     angle, weight = empty(ROWS, 32, dtype=torch.float32), empty(64)
     facts = {"heads": 4, "head_dim": 64, "kv_heads": 2, "page": 16, "window": None, "softcap": False}
+    for tokens in (40, 4000):
+        many, here = empty(tokens, 8, 64), prefill_view(tokens)
+        arguments = (many[:, :4], here, 1, 0.125, None, None, empty(tokens, 2, 64), many[:, 6:])
+        yield (
+            OpQuery.of("paged_attention", mode="prefill", fresh=True, gated=False, dtype="bfloat16", **facts),
+            partial(call, *arguments),
+        )
     for longest in (1, 900):
         here = step_view(longest)
         yield (
@@ -181,6 +189,15 @@ def attention_calls(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Iterat
             OpQuery.of("decode_attention", gated=False, rot_dim=0, norm=None, dtype="bfloat16", **facts),
             lambda fn, here=here: fn(q, k, v, here, 0, 0.125),
         )
+
+
+def prefill_view(tokens: int) -> PagedView:
+    """A launch of one sequence."""
+    limits = Limits(max_rows=1, max_tokens=tokens, max_query_len=tokens, max_context_len=tokens)
+    return replace(
+        step_view(1), slots_T=odd(tokens), computed_B=empty(2, dtype=torch.int32)[1:],
+        cu_seqlens=empty(2, dtype=torch.int32), limits=limits,
+    )  # fmt: skip
 
 
 def step_view(longest: int) -> PagedView:
@@ -253,7 +270,11 @@ def main() -> None:
     impls, late = CudaBackend().impls(), {}
     warmed: set[OpQuery] = set()
     for query, make_call in (*layer_calls(), *recurrent_calls(), *sampling_calls()):
-        for job in () if query in warmed else impls[query.op].warm(query, (1, 16)):
+        for job in (
+            ()
+            if query in warmed
+            else impls[query.op].warm(query, (1, 16, 512, 4096) if query.op == "paged_attention" else (1, 16))
+        ):
             job()
         assert names or query in warmed, f"warm-up of {query} compiles nothing"
         warmed.add(query)

@@ -161,6 +161,38 @@ def test_prefill_of_prefixes_ranges_and_empty_rows(place: torch.device, captured
     agrees(ViewShape(rows=extents, page_size=16, captured=captured, spare_tokens=5 if captured else 0), place)
 
 
+@pytest.mark.filterwarnings("ignore:invalid value", "ignore:All-NaN")  # NumPy's, of the faulty sequence
+@pytest.mark.parametrize(
+    ("dtype", "pool", "window"),
+    [
+        (torch.bfloat16, torch.bfloat16, None),
+        (F32, torch.float8_e4m3fn, None),
+        (F32, torch.float8_e4m3fn, 40),
+    ],
+)
+def test_prefill_reads_its_own_keys_from_rows_and_earlier_ones_from_pages(
+    place: torch.device, dtype: torch.dtype, pool: torch.dtype, window: int | None
+) -> None:
+    extents = (RowExtent(150, 0, ((3, 140),)), RowExtent(70, 90), RowExtent(9, 33), RowExtent(1, 64))
+    shape = ViewShape(rows=extents, page_size=16, window=window, captured=True, spare_tokens=5)
+    view = make_view(shape, seed(), place, dtype)
+    view = replace(view, k_LPKSD=view.k_LPKSD.to(pool), v_LPKSD=view.v_LPKSD.to(pool))
+    q = normal(seed(), (shape.tokens, 4, 16), place, dtype)
+    k = normal(seed(), (shape.tokens, 2, 16), place, dtype)
+    v = normal(seed(), (shape.tokens, 3, 2, 16), place, dtype)[:, 1]
+    want = paged_reference(q, view, 1, 0.2, None, None, k, v)
+    nothing = torch.full((2, 2, 16), float("nan"), device=place).to(pool)
+    for slot in view.slots_T[: shape.tokens - 5].tolist():  # what pages hold of this launch is not read
+        for pages in (view.k_LPKSD, view.v_LPKSD):
+            pages[:, slot // 16, :, slot % 16] = nothing
+    got = attention_paged.paged_attention(q, view, 1, 0.2, None, None, k, v)
+    close = CLOSE if dtype == F32 else {"rtol": 2e-2, "atol": 2e-2}
+    torch.testing.assert_close(got[:-5], want[:-5], **close)
+    k[:150] = v[:150] = float("nan")
+    faulty = attention_paged.paged_attention(q, view, 1, 0.2, None, None, k, v)
+    assert torch.equal(faulty[150:-5], got[150:-5])
+
+
 @pytest.mark.parametrize("window", [1, 20, 64])
 def test_prefill_in_a_window(place: torch.device, window: int) -> None:
     extents = (RowExtent(100, 70, ((80, 130),)), RowExtent(3, 0))

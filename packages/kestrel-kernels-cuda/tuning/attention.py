@@ -165,12 +165,19 @@ def prefill(
             (64, 128, 4, 2),
         ]
     else:
-        tiles = [(128, 64, 8, 2), (128, 32, 8, 3), (128, 32, 8, 2), (64, 64, 4, 2), (64, 64, 8, 2)]
+        tiles = [(128, 64, 8, 2), (128, 32, 8, 3), (128, 32, 8, 4), (64, 64, 4, 2), (64, 32, 4, 3)]
     configs = {base, *(PrefillConfig(base.dim, *tile, base.packed) for tile in tiles)}
+    packed = numbers(batch * new, heads + 2 * kv_heads, dim)
+    own = (numbers(batch * new, kv_heads, dim), packed[:, -kv_heads:])
     found = []
-    for c in configs:
-        made = [prefill_launch(q, k, cu, ends if causal else None, causal, 0.1, None, gate, c) for k in keys]
-        found.append(of_launches(f"{c.block_m}x{c.block_n}x{c.warps}w{c.stages}s", made, c == base))
+    for c, given in itertools.product(configs, (None, own) if causal and not base.packed else (None,)):
+        c = replace(c, is_described=base.is_described)
+        made = [
+            prefill_launch(q, k, cu, ends if causal else None, causal, 0.1, None, gate, c, given)
+            for k in keys
+        ]
+        label = f"{c.block_m}x{c.block_n}x{c.warps}w{c.stages}s{' own rows' * (given is not None)}"
+        found.append(of_launches(label, made, c == base and (given is not None) == base.is_described))
     pairs = new * cached + new * (new + 1) / 2 + ranged * (ranged - 1) / 2 if causal else new * length
     return Shape(
         name=f"{kind} prefill {name} {batch} x {new} after {cached}", flops=batch * pairs * heads * dim * 4,

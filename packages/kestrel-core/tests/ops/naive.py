@@ -5,6 +5,7 @@ that the op updates in place are updated here as well.
 """
 
 import math
+from functools import partial
 
 import numpy as np
 import torch
@@ -112,7 +113,7 @@ def write_kv(k_TKD, v_TKD, view, layer):
 
 
 def qk_norm_rope_kv_write(
-    q, k, v, view, layer, cos=None, sin=None, qw=None, kw=None, eps=1e-6, *, add_one=False
+    q, k, v, view, layer, cos=None, sin=None, qw=None, kw=None, eps=1e-6, *, add_one=False, gives_keys=False
 ):
     if qw is not None:
         q = rms_norm(q, qw, eps, add_one=add_one)
@@ -121,7 +122,7 @@ def qk_norm_rope_kv_write(
     if cos is not None:
         q, k = rope(q, cos, sin), rope(k, cos, sin)
     write_kv(k, v, view, layer)
-    return q
+    return (q, k) if gives_keys else q
 
 
 def copy_page(k_LPKSD, v_LPKSD, src, dst, filled):
@@ -131,7 +132,13 @@ def copy_page(k_LPKSD, v_LPKSD, src, dst, filled):
                 pool[layer, dst, :, offset] = pool[layer, src, :, offset]
 
 
-def paged_attention(q_THD, view, layer, scale, softcap=None, gate_THD=None):
+def _read(view, layer, b, head, origin, pool, own_TKD, j):
+    if own_TKD is not None and j >= int(view.computed_B[b]):
+        return own_TKD[origin + j, head]
+    return pool[layer, int(view.page_table_BN[b, j // view.page_size]), head, j % view.page_size]
+
+
+def paged_attention(q_THD, view, layer, scale, softcap=None, gate_THD=None, k_TKD=None, v_TKD=None):
     num_heads, num_kv = q_THD.shape[1], view.k_LPKSD.shape[2]
     out = torch.zeros(q_THD.shape, dtype=torch.float64)
     cu = view.cu_seqlens.tolist()
@@ -140,18 +147,12 @@ def paged_attention(q_THD, view, layer, scale, softcap=None, gate_THD=None):
             p = int(view.computed_B[b]) + t - cu[b]
             high = max(p + 1, int(view.bidirectional_end_T[t]))
             low = 0 if view.window is None else max(0, p - view.window + 1)
-            places = [
-                (int(view.page_table_BN[b, j // view.page_size]), j % view.page_size)
-                for j in range(low, high)
-            ]
+            computed = int(view.computed_B[b])
             for h in range(num_heads):
                 kv = h // (num_heads // num_kv)
-                keys = torch.stack(
-                    [view.k_LPKSD[layer, page, kv, offset] for page, offset in places]
-                ).double()
-                values = torch.stack(
-                    [view.v_LPKSD[layer, page, kv, offset] for page, offset in places]
-                ).double()
+                read = partial(_read, view, layer, b, kv, cu[b] - computed)
+                keys = torch.stack([read(view.k_LPKSD, k_TKD, j) for j in range(low, high)]).double()
+                values = torch.stack([read(view.v_LPKSD, v_TKD, j) for j in range(low, high)]).double()
                 scores = keys @ q_THD[t, h].double() * scale
                 if softcap is not None:
                     scores = softcap * torch.tanh(scores / softcap)

@@ -53,7 +53,7 @@ class DecodeConfig:
 @dataclass(frozen=True, slots=True)
 class PrefillConfig:
     """``dim``: head dim, padded; tiles of ``block_m`` queries by ``block_n`` keys. ``packed``: the heads of a group
-    share a tile."""
+    share a tile. ``is_described``: keys that lie in rows are read through descriptors."""
 
     dim: int
     block_m: int
@@ -62,6 +62,7 @@ class PrefillConfig:
     stages: int
     packed: bool = False
     overlaps: bool = False
+    is_described: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +84,7 @@ _DECODE: dict[str, dict[int, tuple[int, int, int]]] = {  # padded head dim to bl
 _FEW_DECODE = {("sm_90", 256): (64, 8, 3)}
 
 _PREFILL: dict[str, dict[int, tuple[int, int, int, int]]] = {  # to block_m, block_n, warps, stages
-    "sm_90": {64: (128, 64, 8, 3), 128: (128, 64, 8, 3), 256: (128, 64, 8, 2), 512: (64, 16, 8, 2)},
+    "sm_90": {64: (128, 64, 8, 3), 128: (128, 64, 8, 3), 256: (128, 32, 8, 3), 512: (64, 16, 8, 2)},
     "sm_80": {64: (128, 64, 8, 3), 128: (128, 64, 8, 2), 256: (64, 32, 8, 2), 512: (64, 16, 8, 2)},
     "small": {64: (128, 64, 4, 2), 128: (64, 64, 8, 2), 256: (64, 32, 8, 2), 512: (32, 16, 8, 2)},
 }
@@ -91,11 +92,11 @@ _PREFILL: dict[str, dict[int, tuple[int, int, int, int]]] = {  # to block_m, blo
 _FEW_PREFILL = {("sm_90", 64): (64, 64, 4, 3)}  # where larger tiles would leave multiprocessors idle
 FEW = 1024  # tokens of a launch
 
-_WINDOW_PREFILL = {("sm_90", 256): (128, 32, 8, 3)}  # where the mask of a window takes too many registers
-
 _WIDE_PREFILL = {64: (32, 32, 8, 1), 128: (32, 32, 8, 1), 256: (16, 32, 8, 1), 512: (16, 16, 8, 1)}  # float32
 
 _SHORT_PREFILL = {64: (16, 128, 4, 2), 128: (16, 64, 4, 2), 256: (16, 32, 4, 3), 512: (16, 32, 8, 2)}
+DESCRIBED = 256  # numbers of a row that a descriptor's tile may have
+
 SHORT = 16  # queries of the longest sequence up to which the heads of a group share a tile
 
 BLOCKS_PER_PROCESSOR = {64: 2, 128: 2, 256: 1, 512: 1}  # decode blocks that one gets where rows are few
@@ -160,9 +161,9 @@ def prefill_config(
         tile = _PREFILL[family_of(arch)][_bucket(dim)]
         if limits.max_tokens <= FEW and not limits.is_deterministic:
             tile = _FEW_PREFILL.get((family_of(arch), _bucket(dim)), tile)
-        if window is not None:
-            tile = _WINDOW_PREFILL.get((family_of(arch), _bucket(dim)), tile)
-    return PrefillConfig(max(16, power_of_two(dim)), *tile, packed, overlaps(arch))
+    is_plain = itemsize == 2 and not packed and window is None
+    is_described = family_of(arch) == "sm_90" and is_plain and dim <= DESCRIBED
+    return PrefillConfig(max(16, power_of_two(dim)), *tile, packed, overlaps(arch), is_described)
 
 
 def split_of(

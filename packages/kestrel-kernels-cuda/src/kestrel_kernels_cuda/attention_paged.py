@@ -26,7 +26,7 @@ from kestrel_kernels_cuda.attention_configs import (
 from kestrel_kernels_cuda.attention_decode import Fresh, decode_launches
 from kestrel_kernels_cuda.attention_join import arrivals_of
 from kestrel_kernels_cuda.attention_parts import Keys
-from kestrel_kernels_cuda.attention_prefill import prefill_launch
+from kestrel_kernels_cuda.attention_prefill import Own, prefill_launch
 from kestrel_kernels_cuda.attention_warm import DECODES, META, any_limits, cases_of
 from kestrel_kernels_cuda.compiling import CompileCase
 from kestrel_kernels_cuda.launch import Launch, dtype_of, jobs_of
@@ -41,9 +41,12 @@ def paged_attention(
     scale: float,
     softcap: float | None = None,
     gate_THD: torch.Tensor | None = None,
+    k_TKD: torch.Tensor | None = None,
+    v_TKD: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """As ``kestrel.ops.paged_attention``: outputs [T, H, D]."""
-    out, launches = _launches(q_THD, view, layer, scale, softcap, gate_THD, arch_of(q_THD.device))
+    own = None if k_TKD is None or v_TKD is None else (k_TKD, v_TKD)
+    out, launches = _launches(q_THD, view, layer, scale, softcap, gate_THD, arch_of(q_THD.device), own=own)
     for launch in launches:
         launch.run()
     return out
@@ -58,6 +61,7 @@ def _launches(
     gate_THD: torch.Tensor | None,
     arch: int,
     split: Split | None = None,
+    own: Own | None = None,
 ) -> tuple[torch.Tensor, list[Launch]]:
     if view.limits.is_decode:
         return decode(q_THD, view, layer, scale, softcap, gate_THD, arch, split)
@@ -65,8 +69,11 @@ def _launches(
     keys = _keys(view, layer, 0)
     group = heads // keys.k_PKSD.shape[1]
     config = prefill_config(arch, dim, group, q_THD.element_size(), view.limits, view.window)
-    ends = view.bidirectional_end_T
-    return prefill_launch(q_THD, keys, view.cu_seqlens, ends, True, scale, softcap, gate_THD, config)
+    if not config.is_described and keys.k_PKSD.dtype == q_THD.dtype:
+        own = None  # pages hold the same bits, and are read with all others
+    return prefill_launch(
+        q_THD, keys, view.cu_seqlens, view.bidirectional_end_T, True, scale, softcap, gate_THD, config, own
+    )
 
 
 def _keys(view: PagedView, layer: int, new: int) -> Keys:
@@ -149,7 +156,13 @@ def _planned(
     shape = (rows, query.get("heads"), query.get("head_dim"))
     q = torch.empty(shape, dtype=dtype_of(query), device=META)
     softcap = 1.0 if query.get("softcap") else None
-    return _launches(q, view, 0, 1.0, softcap, meta_gate(query, rows), arch, split)[1]
+    own = None
+    if query.get("fresh"):
+        k = torch.empty(
+            (rows, query.get("kv_heads"), query.get("head_dim")), dtype=dtype_of(query), device=META
+        )
+        own = (k, torch.empty((rows, 3, *k.shape[1:]), dtype=k.dtype, device=META)[:, 2])
+    return _launches(q, view, 0, 1.0, softcap, meta_gate(query, rows), arch, split, own)[1]
 
 
 def _warm_launches(query: OpQuery, arch: int, row_counts: Sequence[int] = (2048, 512)) -> Iterator[Launch]:
@@ -182,8 +195,9 @@ def compile_cases() -> Iterator[CompileCase]:
     for name, (heads, kv_heads, dim, gated, window, softcap) in _SHAPES.items():
         for mode in ("decode", "prefill"):
             query = OpQuery.of(
-                "paged_attention", mode=mode, gated=gated, window=window, softcap=softcap, heads=heads,
-                kv_heads=kv_heads, head_dim=dim, page=16, dtype="float32" if name == "exact" else "bfloat16",
+                "paged_attention", mode=mode, gated=gated, fresh=mode == "prefill", window=window, softcap=softcap,
+                heads=heads, kv_heads=kv_heads, head_dim=dim, page=16,
+                dtype="float32" if name == "exact" else "bfloat16",
             )  # fmt: skip
             for arch in (80, 90) if name in ("moondream", "qwen") else (90,):
                 yield from cases_of(f"paged_attention {mode} {name}", _warm_launches(query, arch), (arch,))

@@ -41,10 +41,11 @@ def decode_attention(
 ) -> torch.Tensor:
     """As ``kestrel.ops.decode_attention``: outputs [B, H, D]. Deterministic launches take the parts one by one."""
     if view.limits.is_deterministic:
-        q_BHD = qk_norm_rope_kv_write(
-            q_BHD, k_BKD, v_BKD, view, layer, cos_BR, sin_BR, q_weight_D, k_weight_D, eps, add_one=add_one
-        )
-        return attention_paged.paged_attention(q_BHD, view, layer, scale, softcap, gate_BHD)
+        prepared = qk_norm_rope_kv_write(
+            q_BHD, k_BKD, v_BKD, view, layer, cos_BR, sin_BR, q_weight_D, k_weight_D, eps,
+            add_one=add_one, gives_keys=True,
+        )  # fmt: skip
+        return attention_paged.paged_attention(prepared[0], view, layer, scale, softcap, gate_BHD)
     fresh = Fresh(
         k_BKD=k_BKD, v_BKD=v_BKD, slots_B=view.slots_T, cos_BR=cos_BR, sin_BR=sin_BR,
         q_weight_D=q_weight_D, k_weight_D=k_weight_D, eps=eps, add_one=add_one,

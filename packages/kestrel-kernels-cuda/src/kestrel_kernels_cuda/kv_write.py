@@ -28,7 +28,7 @@ TILE = 1024  # numbers of one program
     do_not_specialize_on_alignment=["slots"],  # they lie somewhere in a step's inputs
 )
 def kv_write_kernel(
-    q, k, v, q_weight, k_weight, cos, sin, slots, out, k_pages, v_pages,
+    q, k, v, q_weight, k_weight, cos, sin, slots, out, k_out, k_pages, v_pages,
     heads, kv_heads, q_groups, kv_groups, eps,
     stride_qt, stride_qh, stride_kt, stride_kh, stride_vt, stride_vh, stride_cos, stride_sin,
     stride_page, stride_head, stride_slot,
@@ -70,6 +70,8 @@ def kv_write_kernel(
             inside = (head < kv_heads) & (dim < DIM)
             # the keys' dtype first: what is stored is what a key of that dtype would be
             key = key.to(k.dtype.element_ty)
+            if k_out is not None:
+                tl.store(k_out + (token * kv_heads + head) * DIM + dim, key, mask=inside)
             tl.store(
                 k_pages + place + head * stride_head + dim, key.to(k_pages.dtype.element_ty), mask=inside
             )
@@ -101,8 +103,10 @@ def _launch(
     weights: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None),
     eps: float = 0.0,
     add_one: bool = False,
-) -> tuple[Launch, torch.Tensor | None]:
-    """The launch and the queries it makes; without ``q_THD`` it writes keys and values alone."""
+    gives_keys: bool = False,
+) -> tuple[Launch, torch.Tensor | None, torch.Tensor | None]:
+    """The launch, the queries it makes and the keys when it ``gives_keys``; without ``q_THD`` it writes keys and values
+    alone."""
     k_pages, v_pages = view.k_LPKSD[layer], view.v_LPKSD[layer]
     assert k_pages.stride() == v_pages.stride(), "keys and values lie differently in their pages"
     assert k_pages.stride(-1) == 1, "a key's numbers are not adjacent"
@@ -118,11 +122,14 @@ def _launch(
         heads, q_strides = q_THD.shape[1], q_THD.stride()[:2]
         q_groups = triton.cdiv(heads, config["HEADS"])
         out = torch.empty((tokens, heads, dim), dtype=q_THD.dtype, device=q_THD.device)
+    k_out = (
+        torch.empty((tokens, kv_heads, dim), dtype=k_TKD.dtype, device=k_TKD.device) if gives_keys else None
+    )
     launch = Launch(
         kv_write_kernel,
         (tokens, q_groups + 2 * kv_groups),
         (
-            q_THD, k_TKD, v_TKD, *weights, cos, sin, view.slots_T, out, k_pages, v_pages,
+            q_THD, k_TKD, v_TKD, *weights, cos, sin, view.slots_T, out, k_out, k_pages, v_pages,
             heads, kv_heads, q_groups, kv_groups, eps,
             *q_strides, *k_TKD.stride()[:2], *v_TKD.stride()[:2],
             0 if cos is None else cos.stride(0), 0 if sin is None else sin.stride(0), *k_pages.stride()[:3],
@@ -132,7 +139,7 @@ def _launch(
             **config, **overlap(k_TKD.device),
         },
     )  # fmt: skip
-    return launch, out
+    return launch, out, k_out
 
 
 def qk_norm_rope_kv_write(
@@ -148,15 +155,18 @@ def qk_norm_rope_kv_write(
     eps: float = 1e-6,
     *,
     add_one: bool = False,
-) -> torch.Tensor:
-    """As ``kestrel.ops.qk_norm_rope_kv_write``. Queries that nothing changes are returned as they are."""
-    changes = cos_TR is not None or q_weight_D is not None
-    launch, out = _launch(
-        q_THD if changes else None, k_TKD, v_TKD, view, layer,
-        (cos_TR, sin_TR), (q_weight_D, k_weight_D), eps, add_one,
+    gives_keys: bool = False,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """As ``kestrel.ops.qk_norm_rope_kv_write``. What nothing changes is returned as it is."""
+    q_changes = cos_TR is not None or q_weight_D is not None
+    k_changes = cos_TR is not None or k_weight_D is not None
+    launch, q_out, k_out = _launch(
+        q_THD if q_changes else None, k_TKD, v_TKD, view, layer,
+        (cos_TR, sin_TR), (q_weight_D, k_weight_D), eps, add_one, gives_keys and k_changes,
     )  # fmt: skip
     launch.run()
-    return q_THD if out is None else out
+    q_out = q_THD if q_out is None else q_out
+    return (q_out, k_TKD if k_out is None else k_out) if gives_keys else q_out
 
 
 def write_kv(k_TKD: torch.Tensor, v_TKD: torch.Tensor, view: PagedView, layer: int) -> None:
@@ -176,8 +186,8 @@ def _meta_view(query: OpQuery) -> PagedView:
     )  # fmt: skip
 
 
-def _meta_fused(query: OpQuery) -> Launch:
-    """A launch for a pool of the keys' dtype and one projection of q, k and v."""
+def _meta_fused(query: OpQuery, *, gives_keys: bool = True) -> Launch:
+    """A launch for a pool of the keys' dtype and one projection of q, k and v, as prefills make them."""
     heads, kv_heads, dim = (query.get("heads"), query.get("kv_heads"), query.get("head_dim"))
     packed = torch.empty((2, heads + 2 * kv_heads, dim), dtype=dtype_of(query), device="meta")
     q, k, v = packed.split_with_sizes([heads, kv_heads, kv_heads], dim=1)
@@ -186,7 +196,7 @@ def _meta_fused(query: OpQuery) -> Launch:
     angle = torch.empty((2, turned), dtype=torch.float32, device="meta") if turned else None
     return _launch(
         q if norm or turned else None, k, v, _meta_view(query), 0, (angle, angle), (weight, weight), 1e-6,
-        norm == "rms_plus_one",
+        norm == "rms_plus_one", gives_keys and bool(norm or turned),
     )[0]  # fmt: skip
 
 

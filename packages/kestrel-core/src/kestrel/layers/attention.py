@@ -58,8 +58,10 @@ class PagedAttention(nn.Module):
         }
         given = {"softcap": softcap is not None, "gated": gated}
         shape = {**pages, "heads": heads, "window": window, **given}
-        self._prefill = ops.resolve(OpQuery.of("paged_attention", mode="prefill", **shape))
-        self._decode = partial(ops.resolve, OpQuery.of("paged_attention", mode="decode", **shape))
+        self._prefill = ops.resolve(OpQuery.of("paged_attention", mode="prefill", fresh=True, **shape))
+        self._decode = partial(
+            ops.resolve, OpQuery.of("paged_attention", mode="decode", fresh=False, **shape)
+        )
         self._step = ops.find(OpQuery.of("decode_attention", rot_dim=rot_dim, norm=qk_norm, **shape))
         if self._step is None:
             self._decode()
@@ -96,11 +98,16 @@ class PagedAttention(nn.Module):
                 )  # fmt: skip
                 return out
             if self._fused:
-                q_THD = self._write(q_THD, k_TKD, v_TKD, view, self.layer, cos, sin, *norm, add_one=add_one)
+                q_THD, k_TKD = self._write(
+                    q_THD, k_TKD, v_TKD, view, self.layer, cos, sin, *norm, add_one=add_one, gives_keys=True
+                )
             else:
                 self._write(k_TKD, v_TKD, view, self.layer)
-        attend = self._decode() if view.limits.is_decode else self._prefill
-        out = attend(q_THD, view, self.layer, self.scale, self.softcap, gate_THD)
+        about = (view, self.layer, self.scale, self.softcap, gate_THD)
+        if view.limits.is_decode:
+            out = self._decode()(q_THD, *about)
+        else:
+            out = self._prefill(q_THD, *about, k_TKD, v_TKD)
         return out
 
 

@@ -43,10 +43,11 @@ def decode_attention(
     ``qk_norm_rope_kv_write``, then ``paged_attention`` over what it wrote and all before. A provider may count on it
     that, from layer 1 on, pages hold what was computed before this launch and that the view is what it was at layer 0.
     """
-    q_BHD = qk_norm_rope_kv_write(
+    prepared = qk_norm_rope_kv_write(
         q_BHD, k_BKD, v_BKD, view, layer, cos_BR, sin_BR, q_weight_D, k_weight_D, eps, add_one=add_one
     )
-    return paged_attention(q_BHD, view, layer, scale, softcap, gate_BHD)
+    assert isinstance(prepared, torch.Tensor)
+    return paged_attention(prepared, view, layer, scale, softcap, gate_BHD)
 
 
 def _make(

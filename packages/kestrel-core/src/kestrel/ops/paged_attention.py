@@ -26,6 +26,9 @@ __all__ = ["PAGED_ATTENTION", "paged_attention"]
 
 CACHE_NUMBERS = 2**18  # keys of one group: 1 MiB of float32, half of a common CPU core's second-level cache
 
+Fresh = tuple[torch.Tensor, torch.Tensor]
+"""Keys and values [T, K, D] of a launch's own tokens."""
+
 SPAN_STEP = 64  # of deterministic launches: few groups, and little that is computed for nothing
 
 
@@ -36,6 +39,8 @@ def paged_attention(
     scale: float,
     softcap: float | None = None,
     gate_THD: torch.Tensor | None = None,
+    k_TKD: torch.Tensor | None = None,
+    v_TKD: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attention outputs [T, H, D] of queries over ``layer`` of the view, this launch's keys and values included.
 
@@ -45,21 +50,25 @@ def paged_attention(
     Query head h reads key/value head h // (H / K). What a sequence may not see cannot reach its rows, even if it is
     NaN. With a gate, the outputs are let through by it as by ``output_gate``. Rows of dead or padding tokens are
     undefined.
+
+    ``k_TKD`` and ``v_TKD``, both or none: this launch's keys (normed and rotated) and values, as ``write_kv`` had them.
+    A prefill reads these instead of what pages hold of them, which may be fewer bits.
     """
-    out_THD = _outputs(q_THD, view, layer, scale, softcap)
+    fresh = None if k_TKD is None or v_TKD is None else (k_TKD, v_TKD)
+    out_THD = _outputs(q_THD, view, layer, scale, softcap, fresh)
     return out_THD if gate_THD is None else output_gate(out_THD, gate_THD)
 
 
 def _outputs(
-    q_THD: torch.Tensor, view: PagedView, layer: int, scale: float, softcap: float | None
+    q_THD: torch.Tensor, view: PagedView, layer: int, scale: float, softcap: float | None, fresh: Fresh | None
 ) -> torch.Tensor:
     if q_THD.shape[0] == 0:
         return torch.empty_like(q_THD)
     if view.limits.is_decode:
         return _decode(q_THD, view, layer, scale, softcap)
     if view.extents is not None:
-        return _prefill(q_THD, view, layer, scale, softcap)
-    return _padded(q_THD, view, layer, scale, softcap)
+        return _prefill(q_THD, view, layer, scale, softcap, fresh)
+    return _padded(q_THD, view, layer, scale, softcap, fresh)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,23 +174,27 @@ def _stage_group(view: PagedView, start: int, end: int, longest: int, shortest: 
 
 @dataclass(frozen=True, slots=True)
 class _Sequence:
-    """One sequence of a prefill: the token of its position 0 (maybe negative), the pool rows [1, K, J] of the keys
-    that its tokens see, the first of which is at position ``low``, and its blocks with their masks."""
+    """One sequence of a prefill: the token of its position 0 (maybe negative), how many positions come before its
+    tokens, the pool rows [1, K, J] of the keys that these see, the first of which is at position ``low``, and its
+    blocks with their masks."""
 
     origin: int
+    computed: int
     low: int
     rows_1KJ: torch.Tensor
     blocks: tuple[tuple[QueryBlock, torch.Tensor | None], ...]
 
 
 def _prefill(
-    q_THD: torch.Tensor, view: PagedView, layer: int, scale: float, softcap: float | None
+    q_THD: torch.Tensor, view: PagedView, layer: int, scale: float, softcap: float | None, fresh: Fresh | None
 ) -> torch.Tensor:
     """Sequence by sequence, block by block, from the host's extents."""
     out_THD = q_THD.new_zeros(*q_THD.shape[:2], view.v_LPKSD.shape[-1])
     for sequence in once_per_launch(view, layer, "prefill", _stage_prefill):
         k_1KJD = gather_rows(view.k_LPKSD[layer], sequence.rows_1KJ, q_THD.dtype)
         v_1KJD = gather_rows(view.v_LPKSD[layer], sequence.rows_1KJ, q_THD.dtype)
+        if fresh is not None:
+            _freshen(sequence, k_1KJD, v_1KJD, fresh)
         for block, mask in sequence.blocks:
             tokens = slice(sequence.origin + block.start, sequence.origin + block.end)
             keys = slice(block.low - sequence.low, block.high - sequence.low)
@@ -191,6 +204,14 @@ def _prefill(
             )
             out_THD[tokens] = o_1HTD[0].transpose(0, 1)
     return out_THD
+
+
+def _freshen(sequence: _Sequence, k_1KJD: torch.Tensor, v_1KJD: torch.Tensor, fresh: Fresh) -> None:
+    """Replace what was gathered of the sequence's own tokens."""
+    first, end = max(sequence.computed, sequence.low), sequence.low + k_1KJD.shape[2]
+    for gathered, own_TKD in zip((k_1KJD, v_1KJD), fresh, strict=True):
+        own = own_TKD[sequence.origin + first : sequence.origin + end]
+        gathered[0, :, first - sequence.low :] = own.transpose(0, 1)
 
 
 def _stage_prefill(view: PagedView) -> list[_Sequence]:
@@ -204,13 +225,13 @@ def _stage_prefill(view: PagedView) -> list[_Sequence]:
                 view.page_table_BN[b : b + 1], positions, view.k_LPKSD.shape[2], view.page_size
             )
             masked = tuple((block, block.mask(device)) for block in blocks)
-            sequences.append(_Sequence(start - row.computed, blocks[0].low, rows, masked))
+            sequences.append(_Sequence(start - row.computed, row.computed, blocks[0].low, rows, masked))
         start += row.query_len
     return sequences
 
 
 def _padded(
-    q_THD: torch.Tensor, view: PagedView, layer: int, scale: float, softcap: float | None
+    q_THD: torch.Tensor, view: PagedView, layer: int, scale: float, softcap: float | None, fresh: Fresh | None
 ) -> torch.Tensor:
     """Every sequence padded to the launch's ceilings, from device tensors alone, as a captured program needs."""
     padding, rows_BKJ, seen_BQJ = once_per_launch(view, layer, "padded", _stage_padded)
@@ -218,8 +239,25 @@ def _padded(
     k_BKJD, v_BKJD = (
         gather_rows(pool[layer], rows_BKJ, q_THD.dtype) for pool in (view.k_LPKSD, view.v_LPKSD)
     )
+    if fresh is not None:
+        is_own_BJ, tokens_BJ = once_per_launch(view, layer, "own", _stage_own)
+        k_BKJD, v_BKJD = (
+            torch.where(is_own_BJ[:, None, :, None], own_TKD[tokens_BJ].transpose(1, 2), gathered)
+            for own_TKD, gathered in zip(fresh, (k_BKJD, v_BKJD), strict=True)
+        )
     out_BHQD = _attend(q_BHQD, k_BKJD, v_BKJD, seen_BQJ.unsqueeze(1), False, scale, softcap)
     return padding.unpad(out_BHQD.transpose(1, 2))
+
+
+def _stage_own(view: PagedView) -> tuple[torch.Tensor, torch.Tensor]:
+    """Which positions [B, J] are of this launch's own tokens, and of which (any token elsewhere)."""
+    starts = view.cu_seqlens.to(torch.int64)
+    own_BJ = torch.arange(view.limits.max_context_len, device=starts.device) - view.computed_B.unsqueeze(1)
+    last = (starts[1:] - starts[:-1] - 1).clamp_(min=0).unsqueeze(1)
+    tokens = (starts[:-1].unsqueeze(1) + own_BJ.clamp(min=0).minimum(last)).clamp_(
+        max=view.slots_T.shape[0] - 1
+    )
+    return own_BJ >= 0, tokens
 
 
 def _stage_padded(view: PagedView) -> tuple[Padding, torch.Tensor, torch.Tensor]:
@@ -266,24 +304,33 @@ def _attend(
     return (torch.softmax(scores, -1) @ v).to(q_BHQD.dtype)
 
 
-def _make(shape: ViewShape, seed: int, device: torch.device, dtype: torch.dtype) -> Inputs:
+def _make(shape: ViewShape, has_fresh: bool, seed: int, device: torch.device, dtype: torch.dtype) -> Inputs:
     view = make_view(shape, seed, device, dtype)
     q = normal(seed, (shape.tokens, shape.heads, shape.head_dim), device, dtype)
     num_rows = shape.tokens - shape.spare_tokens
-    gate = None
+    gate = k = v = None
     if shape.gated:  # each head's half of a projection
         gate = normal(seed + 1, (shape.tokens, shape.heads, 2, shape.head_dim), device, dtype).select(2, 1)
+    if has_fresh:  # not what pages hold; values as a part of a projection
+        k = normal(seed + 2, (shape.tokens, shape.kv_heads, shape.head_dim), device, dtype)
+        v = normal(seed + 3, (shape.tokens, 3, shape.kv_heads, shape.head_dim), device, dtype).select(1, 2)
     return Inputs(
         args=(q, view, 1, shape.head_dim**-0.5),
-        kwargs={"softcap": shape.softcap, "gate_THD": gate},
+        kwargs={"softcap": shape.softcap, "gate_THD": gate, "k_TKD": k, "v_TKD": v},
         num_rows=num_rows,
     )
 
 
 def _cases() -> Sequence[Case]:
     return [
-        Case(op="paged_attention", name=name, make=partial(_make, shape), facts=shape.attention_facts())
+        Case(
+            op="paged_attention",
+            name=name + ", fresh" * fresh,
+            make=partial(_make, shape, fresh),
+            facts={**shape.attention_facts(), "fresh": fresh},
+        )
         for name, shape in VIEW_SHAPES.items()
+        for fresh in ((False,) if shape.is_decode else (False, True))
     ]
 
 
@@ -308,6 +355,7 @@ PAGED_ATTENTION = Op(
         "window": "positions or None",
         "softcap": "whether one is given",
         "gated": "whether a gate for the output is given",
+        "fresh": "whether a prefill is given this launch's own keys and values",
         "dtype": "of the queries",
     },
 )

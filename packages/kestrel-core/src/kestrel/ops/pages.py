@@ -13,7 +13,7 @@ import torch
 
 from kestrel.spi.batch import CrossView, PagedView, RecurrentView
 
-__all__ = ["gather_rows", "once_per_launch", "rows_of_positions", "rows_of_slots"]
+__all__ = ["bytes_of", "gather_rows", "once_per_launch", "rows_of_positions", "rows_of_slots"]
 
 Staged = TypeVar("Staged")
 AnyView = TypeVar("AnyView", PagedView, RecurrentView, CrossView)
@@ -51,5 +51,10 @@ def _head_steps(num_heads: int, page_size: int, device: torch.device) -> torch.T
 def gather_rows(pool_PKSD: torch.Tensor, rows_BKJ: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Keys or values [B, K, J, D] at ``rows_BKJ`` of one layer's pool, in ``dtype``."""
     dim = pool_PKSD.shape[-1]
-    picked = pool_PKSD.view(-1, dim).index_select(0, rows_BKJ.view(-1))
+    picked = bytes_of(pool_PKSD).view(-1, dim).index_select(0, rows_BKJ.view(-1)).view(pool_PKSD.dtype)
     return picked.view(*rows_BKJ.shape, dim).to(dtype)
+
+
+def bytes_of(x: torch.Tensor) -> torch.Tensor:
+    """``x``, as bytes when it has 8 bits: torch moves no floats of 8 bits by index."""
+    return x.view(torch.uint8) if x.element_size() == 1 else x

@@ -34,8 +34,10 @@ def qk_norm_rope_kv_write(
     eps: float = 1e-6,
     *,
     add_one: bool = False,
-) -> torch.Tensor:
+    gives_keys: bool = False,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """The queries [T, H, D], normed and rotated; keys (likewise) and values are written to the view's pages.
+    ``gives_keys``: with the keys [T, K, D], before pages of another dtype round them.
 
     RMSNorm over each head with ``q_weight_D`` and ``k_weight_D`` when given (1 + weight when ``add_one``), then
     ``rope`` when ``cos_TR`` and ``sin_TR`` are given. Inputs are not changed; q, k and v may be slices of
@@ -49,7 +51,7 @@ def qk_norm_rope_kv_write(
         both = rotate_(torch.cat((q_THD, k_TKD), dim=1).to(cos_TR.dtype), cos_TR, sin_TR).to(q_THD.dtype)
         q_THD, k_TKD = both.split_with_sizes([q_THD.shape[1], k_TKD.shape[1]], dim=1)
     write_kv(k_TKD, v_TKD, view, layer)
-    return q_THD
+    return (q_THD, k_TKD) if gives_keys else q_THD
 
 
 def _make(
@@ -63,7 +65,7 @@ def _make(
     cos, sin = random_angles(seed + 2, shape.tokens, rot_dim, device) if rot_dim else (None, None)
     return Inputs(
         args=(q, k, v, view, 1, cos, sin, *weights, 1e-6),
-        kwargs={"add_one": norm == "rms_plus_one"},
+        kwargs={"add_one": norm == "rms_plus_one", "gives_keys": not shape.is_decode},
         written=(view.k_LPKSD[:, 1:], view.v_LPKSD[:, 1:]),
     )
 

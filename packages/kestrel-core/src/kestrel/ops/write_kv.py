@@ -11,7 +11,7 @@ from functools import partial
 import torch
 
 from kestrel.ops.op import Case, Inputs, Op, Tolerance
-from kestrel.ops.pages import once_per_launch, rows_of_slots
+from kestrel.ops.pages import bytes_of, once_per_launch, rows_of_slots
 from kestrel.ops.random import normal
 from kestrel.ops.view_cases import VIEW_SHAPES, ViewShape, make_view
 from kestrel.spi.batch import PagedView
@@ -28,12 +28,7 @@ def write_kv(k_TKD: torch.Tensor, v_TKD: torch.Tensor, view: PagedView, layer: i
     for pool_LPKSD, new_TKD in ((view.k_LPKSD, k_TKD), (view.v_LPKSD, v_TKD)):
         dim = new_TKD.shape[-1]
         new = new_TKD.reshape(-1, dim).to(pool_LPKSD.dtype)
-        _bytes(pool_LPKSD[layer].view(-1, dim)).index_copy_(0, rows, _bytes(new))
-
-
-def _bytes(x: torch.Tensor) -> torch.Tensor:
-    """``x``, as bytes when it has 8 bits: torch copies no floats of 8 bits by index."""
-    return x.view(torch.uint8) if x.element_size() == 1 else x
+        bytes_of(pool_LPKSD[layer].view(-1, dim)).index_copy_(0, rows, bytes_of(new))
 
 
 def _stage(view: PagedView) -> torch.Tensor:
