@@ -24,7 +24,7 @@ DEVICE = torch.device("cuda")
 SHAPES = (  # items, positions, heads, head dim
     (9, 729, 16, 72), (36, 729, 16, 72), (1, 1024, 16, 72), (1, 4096, 16, 72), (1, 1500, 20, 64), (8, 1500, 20, 64),
 )  # fmt: skip
-TILES = ((2, 128, 2), (2, 128, 3), (3, 64, 4), (3, 128, 2))
+TILES = [(2, 128, 2, 0), (2, 128, 2, 1), (3, 64, 4, 0), (3, 64, 4, 1), (3, 128, 2, 0), (3, 128, 2, 1)]
 Inputs = tuple[torch.Tensor, ...]
 Way = Callable[[Inputs, float], tuple[torch.Tensor, Launch]]
 
@@ -32,15 +32,16 @@ Way = Callable[[Inputs, float], tuple[torch.Tensor, Launch]]
 def ways(dim: int) -> Iterator[tuple[str, Way]]:
     """Names and launches; the first is what runs."""
     for tile in dict.fromkeys([tuple_of(hopper_config(dim)), *TILES]):
-        if tile != (3, 128, 2) or dim == 64:  # more registers than there are
-            config = HopperConfig(groups=tile[0], block_n=tile[1], stages=tile[2])
+        if tile[:3] != (3, 128, 2) or dim == 64:  # more registers than there are
+            groups, block_n, stages, turns = tile
+            config = HopperConfig(groups=groups, block_n=block_n, stages=stages, takes_turns=bool(turns))
             yield f"hopper {tile}", lambda x, scale, c=config: hopper_launch(*x, scale, c)
     used = attention_vision.config_of(arch_of(DEVICE), dim, 2)
     yield f"triton {used.tile}", lambda x, scale: attention_vision.vision_launch(*x, scale, used)
 
 
-def tuple_of(config: HopperConfig) -> tuple[int, int, int]:
-    return config.groups, config.block_n, config.stages
+def tuple_of(config: HopperConfig) -> tuple[int, int, int, int]:
+    return config.groups, config.block_n, config.stages, int(config.takes_turns)
 
 
 def report(shape: tuple[int, int, int, int], wanted: str) -> None:
@@ -84,7 +85,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="shapes that contain this, as '729, 16'")
     parser.add_argument("--ways", default="", help="ways whose name contains this")
+    parser.add_argument(
+        "--turns", type=int, choices=(0, 1), help="ways of the Gluon kernel: with turns or without"
+    )
     wanted = parser.parse_args()
+    if wanted.turns is not None:
+        TILES[:] = [tile for tile in TILES if tile[3] == wanted.turns]
     torch.backends.cuda.matmul.allow_tf32 = False
     print(torch.cuda.get_device_name(), "torch", torch.__version__)
     shapes = [shape for shape in SHAPES if wanted.only in str(shape)]

@@ -29,11 +29,13 @@ MEASURED: frozenset[int] = frozenset()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HopperConfig:
-    """Groups of four warps that attend from 64 queries each, keys of a block, and blocks that are loaded ahead."""
+    """Groups of four warps that attend from 64 queries each, keys of a block, and blocks that are loaded ahead;
+    whether groups take turns at the tensor cores."""
 
     groups: int
     block_n: int
     stages: int
+    takes_turns: bool = False
 
 
 def hopper_config(dim: int) -> HopperConfig:
@@ -72,7 +74,7 @@ def hopper_launch(
     args = (*described, scale_factors(scale, None)[1], length, tiles, heads, units)
     meta = {
         "SECOND": second, "GROUPS": config.groups, "BLOCK_N": config.block_n,
-        "STAGES": config.stages, "num_warps": 4,
+        "STAGES": config.stages, "TAKES_TURNS": config.takes_turns, "num_warps": 4,
     }  # fmt: skip
     programs = min(units, multiprocessors(q_NSHD.device))
     return out, Launch(hopper_kernel, (programs,), args, meta)

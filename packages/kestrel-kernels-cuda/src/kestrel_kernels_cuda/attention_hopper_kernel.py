@@ -52,7 +52,7 @@ def producer(
     """Loads what the units of this program need, as soon as there is room."""
     q1, q2, k1, k2, v1, v2 = inputs
     q1_at, q2_at, k1_at, k2_at, v1_at, v2_at = places
-    q_full, q_free, k_full, k_free, v_full, v_free = barriers
+    q_full, q_free, k_full, k_free, v_full, v_free, _ = barriers
     blocks = gl.cdiv(length, BLOCK_N)
     q_bytes: gl.constexpr = q1.block_type.nbytes + (q2.block_type.nbytes if HAS_SECOND else 0)
     k_bytes: gl.constexpr = k1.block_type.nbytes + (k2.block_type.nbytes if HAS_SECOND else 0)
@@ -99,13 +99,13 @@ def scores_of(q1, q2, k1, k2, zeros, HAS_SECOND: gl.constexpr):
 def consumer(
     c: gl.constexpr, outputs, places, results, barriers, length, tiles, heads, units, post,
     GROUPS: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
-    SECOND: gl.constexpr,
+    SECOND: gl.constexpr, TAKES_TURNS: gl.constexpr,
 ):  # fmt: skip
     """Attends from group ``c`` of the queries of each unit. The block of keys that may be part empty comes first."""
     o1, o2 = outputs
     q1_at, q2_at, k1_at, k2_at, v1_at, v2_at = places
     o1_at, o2_at = results
-    q_full, q_free, k_full, k_free, v_full, v_free = barriers
+    q_full, q_free, k_full, k_free, v_full, v_free, turns = barriers
     S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
     O1: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
     O2: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 16 if SECOND == 0 else SECOND, 16])
@@ -119,6 +119,9 @@ def consumer(
     columns = gl.arange(0, BLOCK_N, gl.SliceLayout(0, S))
     done = 0
     turn = 0
+    step = 0
+    if TAKES_TURNS and c == GROUPS - 1:
+        mbarrier.arrive(turns.index(0), count=1)
     for unit in range(gl.program_id(0), units, gl.num_programs(0)):
         q1 = q1_at.index(c)
         q2 = q2_at.index(c)
@@ -145,11 +148,17 @@ def consumer(
             narrow = weights.to(KIND)
             w1 = gl.convert_layout(narrow, W1)
             w2 = gl.convert_layout(narrow, W2)
+            if TAKES_TURNS:
+                mbarrier.wait(turns.index(c), step & 1)
             scores = scores_of(q1, q2, k1_at.index(stage), k2_at.index(stage), zeros, HAS_SECOND)
             mbarrier.wait(v_full.index(last), last_phase)
             acc1 = warpgroup_mma(w1, v1_at.index(last), acc1, is_async=True)
             if HAS_SECOND:
                 acc2 = warpgroup_mma(w2, v2_at.index(last), acc2, is_async=True)
+            if TAKES_TURNS:
+                mbarrier.arrive(turns.index((c + 1) % GROUPS), count=1)
+                step += 1
+            if HAS_SECOND:
                 scores = warpgroup_mma_wait(2, [scores])
             else:
                 scores = warpgroup_mma_wait(1, [scores])
@@ -206,7 +215,7 @@ def consumer(
 def hopper_kernel(
     q1, q2, k1, k2, v1, v2, o1, o2, post, length, tiles, heads, units,
     SECOND: gl.constexpr, GROUPS: gl.constexpr, BLOCK_N: gl.constexpr,
-    STAGES: gl.constexpr,
+    STAGES: gl.constexpr, TAKES_TURNS: gl.constexpr,
 ):  # fmt: skip
     """Units of this program, ``units`` in all: ``tiles`` of queries for each head of each item."""
     HAS_SECOND: gl.constexpr = SECOND > 0
@@ -230,7 +239,9 @@ def hopper_kernel(
     k_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     v_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     v_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    turns = gl.allocate_shared_memory(gl.int64, [GROUPS, 1], mbarrier.MBarrierLayout())
     for c in gl.static_range(GROUPS):
+        mbarrier.init(turns.index(c), count=1)
         mbarrier.init(q_full.index(c), count=1)
         mbarrier.init(q_free.index(c), count=1)
     for s in gl.static_range(STAGES):
@@ -240,17 +251,17 @@ def hopper_kernel(
         mbarrier.init(v_free.index(s), count=GROUPS)
     fence_async_shared()
     outputs, places, results = (o1, o2), (q1_at, q2_at, k1_at, k2_at, v1_at, v2_at), (o1_at, o2_at)
-    barriers = (q_full, q_free, k_full, k_free, v_full, v_free)
+    barriers = (q_full, q_free, k_full, k_free, v_full, v_free, turns)
     inputs = (q1, q2, k1, k2, v1, v2)
     if GROUPS == 3:
         gl.warp_specialize(
             [
                 (consumer, (0, outputs, places, results, barriers, length, tiles, heads, units, post,
-                            GROUPS, BLOCK_N, STAGES, SECOND)),
+                            GROUPS, BLOCK_N, STAGES, SECOND, TAKES_TURNS)),
                 (consumer, (1, outputs, places, results, barriers, length, tiles, heads, units, post,
-                            GROUPS, BLOCK_N, STAGES, SECOND)),
+                            GROUPS, BLOCK_N, STAGES, SECOND, TAKES_TURNS)),
                 (consumer, (2, outputs, places, results, barriers, length, tiles, heads, units, post,
-                            GROUPS, BLOCK_N, STAGES, SECOND)),
+                            GROUPS, BLOCK_N, STAGES, SECOND, TAKES_TURNS)),
                 (producer, (inputs, places, barriers, length, tiles, heads, units,
                             GROUPS, BLOCK_N, STAGES, HAS_SECOND)),
             ],
@@ -260,9 +271,9 @@ def hopper_kernel(
         gl.warp_specialize(
             [
                 (consumer, (0, outputs, places, results, barriers, length, tiles, heads, units, post,
-                            GROUPS, BLOCK_N, STAGES, SECOND)),
+                            GROUPS, BLOCK_N, STAGES, SECOND, TAKES_TURNS)),
                 (consumer, (1, outputs, places, results, barriers, length, tiles, heads, units, post,
-                            GROUPS, BLOCK_N, STAGES, SECOND)),
+                            GROUPS, BLOCK_N, STAGES, SECOND, TAKES_TURNS)),
                 (producer, (inputs, places, barriers, length, tiles, heads, units,
                             GROUPS, BLOCK_N, STAGES, HAS_SECOND)),
             ],
