@@ -20,9 +20,9 @@ def gemv_kernel(
 ):  # fmt: skip
     """``out`` [n] = epilogue(``w`` [n or 2n, K] · norm(``x`` [K])): BN outputs a program, BK inputs at a time.
 
-    A norm costs no pass of its own. Of an RMS norm the sum of squares is taken on the way and scales the sums at the
-    end. With a layer norm W · ((x − μ) g / σ + s) is (W · (x g) − μ W · g) / σ + W · s: two more sums over the same
-    weights. ``BLOCK``: rows and columns of an 8-bit weight that share a scale (BN divides it), 0 for one without.
+    A norm costs no pass of its own: of an RMS norm the sum of squares is taken on the way and scales the sums at the
+    end; of a layer norm every program takes the mean for itself. ``BLOCK``: rows and columns of an 8-bit weight that
+    share a scale (BN divides it), 0 for one without.
     ``AHEAD``: how many programs, the first ones, also bring what the others will read into the second-level cache,
     while they wait for the kernel before; 0 for none.
     """
@@ -52,50 +52,41 @@ def gemv_kernel(
         _read_ahead(w_ptr, n, K, BN, AHEAD)
     wait_for_previous(PDL)
     residual = tl.load(residual_ptr + rows) if EPILOGUE == "residual" else 0.0
-    acc = tl.zeros([BN, BK], tl.float32)
-    acc_up = tl.zeros([BN, BK], tl.float32)
-    of_gain = tl.zeros([BN, BK], tl.float32)
-    of_gain_up = tl.zeros([BN, BK], tl.float32)
-    of_shift = tl.zeros([BN, BK], tl.float32)
-    of_shift_up = tl.zeros([BN, BK], tl.float32)
+    xs = ()
     total = tl.zeros([BK], tl.float32)
     squares = tl.zeros([BK], tl.float32)
-    for step in tl.static_range(0, (K + BK - 1) // BK):
-        at = step * BK + columns
-        inside = at < K
-        x = tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32)
-        w = tiles[step].to(tl.float32)
+    for start in tl.static_range(0, K, BK):
+        x = _row(x_ptr, start, K, BK).to(tl.float32)
+        xs = xs + (x,)  # noqa: RUF005
         if NORM != "none":
-            squares += x * x
-            gain = gains[step].to(tl.float32)
-            x_normed = x * (gain + 1.0 if NORM == "rms_plus_one" else gain)
-        else:
-            x_normed = x
-        if NORM == "layer":
             total += x
-            shift = shifts[step].to(tl.float32)
-            of_gain += w * gain[None, :]
-            of_shift += w * shift[None, :]
-            if GATED:
-                of_gain_up += ups[step].to(tl.float32) * gain[None, :]
-                of_shift_up += ups[step].to(tl.float32) * shift[None, :]
-        x_up = x_normed
+            squares += x * x
+    if NORM == "layer":
+        mean = tl.sum(total, 0) / K
+        rstd = tl.rsqrt(tl.maximum(tl.sum(squares, 0) / K - mean * mean, 0.0) + eps)
+    acc = tl.zeros([BN, BK], tl.float32)
+    acc_up = tl.zeros([BN, BK], tl.float32)
+    for step in tl.static_range(0, (K + BK - 1) // BK):
+        x = xs[step]
+        if NORM == "layer":
+            x = (x - mean) * rstd * gains[step].to(tl.float32) + shifts[step].to(tl.float32)
+        elif NORM == "rms_plus_one":
+            x *= gains[step].to(tl.float32) + 1.0
+        elif NORM == "rms":
+            x *= gains[step].to(tl.float32)
+        x_up = x
         if BLOCK > 0:
+            at = step * BK + columns
+            inside = at < K
             if GATED:
                 x_up *= _scales(scale_ptr, n + tl.program_id(0) * BN, at, inside, K, BLOCK)
-            x_normed *= _scales(scale_ptr, tl.program_id(0) * BN, at, inside, K, BLOCK)
-        acc += w * x_normed[None, :]
+            x *= _scales(scale_ptr, tl.program_id(0) * BN, at, inside, K, BLOCK)
+        acc += tiles[step].to(tl.float32) * x[None, :]
         if GATED:
             acc_up += ups[step].to(tl.float32) * x_up[None, :]
     y = tl.sum(acc, 1)
     y_up = tl.sum(acc_up, 1) if GATED else y
-    if NORM == "layer":
-        mean = tl.sum(total, 0) / K
-        rstd = tl.rsqrt(tl.maximum(tl.sum(squares, 0) / K - mean * mean, 0.0) + eps)
-        y = rstd * (y - mean * tl.sum(of_gain, 1)) + tl.sum(of_shift, 1)
-        if GATED:
-            y_up = rstd * (y_up - mean * tl.sum(of_gain_up, 1)) + tl.sum(of_shift_up, 1)
-    elif NORM != "none":
+    if NORM == "rms" or NORM == "rms_plus_one":
         rstd = tl.rsqrt(tl.sum(squares, 0) / K + eps)
         y *= rstd
         y_up *= rstd
