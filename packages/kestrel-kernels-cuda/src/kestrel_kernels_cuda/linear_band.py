@@ -46,6 +46,9 @@ def band_kernel(
             _ask(rows_ptr, band, n, first, BN, BK, K, AHEAD)
             if REST > 0:
                 _ask(rows_ptr, band + BN, n, first, REST, BK, K, AHEAD)
+    if PDL and BIAS:
+        for half in tl.static_range(H):
+            prefetch(bias_ptr + half * n + tl.minimum(band + tl.arange(0, BN), n - 1))
     wait_for_previous(PDL)
     acc = tl.zeros([BM, H * BN], tl.float32)
     rest = tl.zeros([BM, H * OTHER], tl.float32)
