@@ -72,8 +72,7 @@ class Encoders:
         entry = self._captured.get(shapes)
         if entry is not None:
             self._captured.move_to_end(shapes)
-            for there, x in zip(entry.inputs, inputs, strict=True):
-                there.copy_(x)
+            torch._foreach_copy_(entry.inputs, inputs)
             return entry.program.replay()
         if self.graphs is not None and self._is_worth_it(shapes):
             return self._capture(self.graphs, shapes, kind, inputs)
