@@ -53,11 +53,26 @@ SHAPES = (
 
 
 def candidates(shape: Shape, rows: int) -> list[Config]:
-    """What may be the fastest for ``rows`` rows, torch aside: what is chosen now, and bands."""
+    """What may be the fastest for ``rows`` rows, torch aside: what is chosen now, and bands or, for one row, gemvs."""
+    if rows == 1:
+        return list(gemvs(shape))
     now = choose(Product.of(shape.n, shape.k, rows, shape.epilogue), ARCH)
-    kept = [] if now.kernel in ("blas", "band") or rows == 1 else [now]
+    kept = [] if now.kernel in ("blas", "band") else [now]
     heights = (16, 64) if rows <= 16 else (64,)
     return kept + [config for bm in heights for config in bands(shape, bm)]
+
+
+def gemvs(shape: Shape) -> Iterator[Config]:
+    """Programs of a few rows of the weight, held in registers."""
+    sizes = [bk for bk in (256, 512, 1024, 2048) if shape.k % bk == 0][-3:]
+    for bk in sizes:
+        for bn, warps in ((1, 4), (2, 4), (4, 4), (8, 4), (1, 2), (2, 2), (2, 8), (4, 8)):
+            if (
+                shape.outputs // bn >= 400
+                and 8 <= bn * bk // (32 * warps) <= 64
+                and bn * shape.k // warps <= 10240 // (1 + is_gated(shape.epilogue))
+            ):
+                yield Config(kernel="gemv", bn=bn, bk=bk, warps=warps)
 
 
 def bands(shape: Shape, bm: int) -> Iterator[Config]:
