@@ -64,11 +64,11 @@ def candidates(shape: Shape, rows: int) -> list[Config]:
 
 def gemvs(shape: Shape) -> Iterator[Config]:
     """Programs of a few rows of the weight, held in registers."""
-    sizes = [bk for bk in (256, 512, 1024, 2048) if shape.k % bk == 0][-3:]
-    for bk in sizes:
+    for bk in (256, 512, 1024, 2048):
         for bn, warps in ((1, 4), (2, 4), (4, 4), (8, 4), (1, 2), (2, 2), (2, 8), (4, 8)):
             if (
-                shape.outputs // bn >= 400
+                shape.outputs // bn >= PROCESSORS
+                and -(-shape.k // bk) * bk <= 1.25 * shape.k
                 and 8 <= bn * bk // (32 * warps) <= 64
                 and bn * shape.k // warps <= 10240 // (1 + is_gated(shape.epilogue))
             ):
