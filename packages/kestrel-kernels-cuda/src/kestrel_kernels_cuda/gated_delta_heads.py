@@ -20,46 +20,44 @@ __all__ = ["heads_kernel"]
 
 
 @triton.jit
-def past_sum(tail, weight, channels, mask, TAPS: tl.constexpr):
-    """(what the kept inputs add to the convolution at ``channels``, the weights of this token's input)."""
+def past(tail, weight, channels, mask, TAPS: tl.constexpr):
+    """(kept inputs at ``channels``, what they add to the convolution, the weights of this token's input)."""
     y = tl.zeros(channels.shape, tl.float32)
+    kept = ()
     for tap in tl.static_range(TAPS - 1):
-        kept = tl.load(tail + channels * (TAPS - 1) + tap, mask=mask, other=0.0).to(tl.float32)
-        y += kept * tl.load(weight + channels * TAPS + tap, mask=mask, other=0.0).to(tl.float32)
-    return y, tl.load(weight + channels * TAPS + TAPS - 1, mask=mask, other=0.0).to(tl.float32)
+        value = tl.load(tail + channels * (TAPS - 1) + tap, mask=mask, other=0.0)
+        y += value.to(tl.float32) * tl.load(weight + channels * TAPS + tap, mask=mask, other=0.0).to(
+            tl.float32
+        )
+        kept = kept + (value,)  # noqa: RUF005 (Triton unpacks no tuples)
+    return kept, y, tl.load(weight + channels * TAPS + TAPS - 1, mask=mask, other=0.0).to(tl.float32)
 
 
 @triton.jit
-def convolved(past, weight, x_row, channels, mask):
-    """SiLU of the convolution."""
-    y = past + weight * tl.load(x_row + channels, mask=mask, other=0.0).to(tl.float32)
+def convolved(y, weight, x):
+    """SiLU of the convolution, from what ``past`` gave and this token's input."""
+    y += weight * x.to(tl.float32)
     return y * tl.sigmoid(y)
 
 
 @triton.jit
-def shift(x_row, tail, target, channels, mask, TAPS: tl.constexpr):
-    """Write to ``target`` [C, TAPS - 1] the inputs to keep behind this token; ``tail`` has those before it."""
-    for tap in tl.static_range(TAPS - 1):
-        if tap < TAPS - 2:
-            value = tl.load(tail + channels * (TAPS - 1) + tap + 1, mask=mask)
-        else:
-            value = tl.load(x_row + channels, mask=mask).to(tail.dtype.element_ty)
-        tl.store(target + channels * (TAPS - 1) + tap, value, mask=mask)
-
-
-@triton.jit
 def keep(
-    x_row, pool, slot, stores, num_stores, row, channels, mask,
+    pool, slot, stores, num_stores, row, kept, x, channels, mask,
     CHANNELS: tl.constexpr, TAPS: tl.constexpr, HAS_STORES: tl.constexpr,
 ):  # fmt: skip
-    """Shift the kept inputs of ``channels``, in the row's checkpoints too. A thread reads what it writes itself."""
-    tail = pool + slot * (CHANNELS * (TAPS - 1))
-    if HAS_STORES:
-        for m in range(num_stores):
-            if (tl.load(stores + m * 3) == row) & (tl.load(stores + m * 3 + 1) > 0):
-                target = pool + tl.load(stores + m * 3 + 2) * (CHANNELS * (TAPS - 1))
-                shift(x_row, tail, target, channels, mask, TAPS)
-    shift(x_row, tail, tail, channels, mask, TAPS)
+    """Write the inputs to keep behind this token, in the row's checkpoints too."""
+    place = channels * (TAPS - 1)
+    for tap in tl.static_range(TAPS - 1):
+        if tap < TAPS - 2:
+            value = kept[tap + 1]
+        else:
+            value = x.to(pool.dtype.element_ty)
+        tl.store(pool + slot * (CHANNELS * (TAPS - 1)) + place + tap, value, mask=mask)
+        if HAS_STORES:
+            for m in range(num_stores):
+                if (tl.load(stores + m * 3) == row) & (tl.load(stores + m * 3 + 1) > 0):
+                    away = pool + tl.load(stores + m * 3 + 2) * (CHANNELS * (TAPS - 1))
+                    tl.store(away + place + tap, value, mask=mask)
 
 
 @triton.jit
@@ -118,9 +116,9 @@ def heads_kernel(
     home = state_pool + (slot * HEADS + first_head) * (D * E)
     state = load_tile(home, d, column, 0, D, E, EVEN)
     tail = conv_pool + slot * (CHANNELS * (TAPS - 1))
-    past_q, last_q = past_sum(tail, conv_weight, q_channels, in_d, TAPS)
-    past_k, last_k = past_sum(tail, conv_weight, k_channels, in_d, TAPS)
-    past_v, last_v = past_sum(tail, conv_weight, 2 * KEYS + first_head * E + every_e, in_e, TAPS)
+    kept_q, past_q, last_q = past(tail, conv_weight, q_channels, in_d, TAPS)
+    kept_k, past_k, last_k = past(tail, conv_weight, k_channels, in_d, TAPS)
+    kept_v, past_v, last_v = past(tail, conv_weight, 2 * KEYS + first_head * E + every_e, in_e, TAPS)
     gain = tl.load(norm_weight + e, mask=e < E, other=0.0).to(tl.float32)
     rate = tl.exp(tl.load(a_log + first_head).to(tl.float32))
     bias = tl.load(dt_bias + first_head).to(tl.float32)
@@ -133,8 +131,9 @@ def heads_kernel(
             nothing = tl.zeros((TILES, BLOCK_E), out.dtype.element_ty)
             tl.store(y_row + (first_head + own) * E + e, nothing, mask=e < E)
         return
-    q = convolved(past_q, last_q, x_row, q_channels, in_d)
-    k = convolved(past_k, last_k, x_row, k_channels, in_d)
+    x_q = tl.load(x_row + q_channels, mask=in_d, other=0.0)
+    x_k = tl.load(x_row + k_channels, mask=in_d, other=0.0)
+    q, k = convolved(past_q, last_q, x_q), convolved(past_k, last_k, x_k)
     from_q, from_k, overlap = tl.reduce((q * q, k * k, q * k), 0, add_triples)
     q_norm, k_norm = tl.rsqrt(from_q + 1e-6) * scale, tl.rsqrt(from_k + 1e-6)
     overlap *= q_norm * k_norm
@@ -145,22 +144,14 @@ def heads_kernel(
         head = first_head + own
         v_channels = 2 * KEYS + head * E + every_e
         if own > 0:
-            past_v, last_v = past_sum(tail, conv_weight, v_channels, in_e, TAPS)
+            kept_v, past_v, last_v = past(tail, conv_weight, v_channels, in_e, TAPS)
             rate = tl.exp(tl.load(a_log + head).to(tl.float32))
             bias = tl.load(dt_bias + head).to(tl.float32)
         gate = tl.load(z_row + head * E + e, mask=e < E, other=0.0).to(tl.float32)
         step = softplus(tl.load(a + row * a_stride + head).to(tl.float32) + bias)
         decay, beta = tl.exp(-rate * step), tl.sigmoid(tl.load(b + row * b_stride + head).to(tl.float32))
-        all_v = convolved(past_v, last_v, x_row, v_channels, in_e)
-        tl.debug_barrier()  # every thread has read the old inputs
-        keep(x_row, conv_pool, slot, stores, num_stores, row, v_channels, in_e, CHANNELS, TAPS, HAS_STORES)
-        if PARTS == 1 and own == 0:
-            keep(
-                x_row, conv_pool, slot, stores, num_stores, row, q_channels, in_d, CHANNELS, TAPS, HAS_STORES
-            )
-            keep(
-                x_row, conv_pool, slot, stores, num_stores, row, k_channels, in_d, CHANNELS, TAPS, HAS_STORES
-            )
+        x_v = tl.load(x_row + v_channels, mask=in_e, other=0.0)
+        all_v = convolved(past_v, last_v, x_v)
 
         y = tl.zeros((TILES, BLOCK_E), tl.float32)
         for t in tl.static_range(TILES):
@@ -182,6 +173,51 @@ def heads_kernel(
             elif own + 1 < OWN:
                 state = load_tile(here + D * E, d, column, 0, D, E, EVEN)
 
+        if own == 0:
+            tl.debug_barrier()  # every thread has read the old inputs
+            if PARTS == 1:
+                keep(
+                    conv_pool,
+                    slot,
+                    stores,
+                    num_stores,
+                    row,
+                    kept_q,
+                    x_q,
+                    q_channels,
+                    in_d,
+                    CHANNELS,
+                    TAPS,
+                    HAS_STORES,
+                )
+                keep(
+                    conv_pool,
+                    slot,
+                    stores,
+                    num_stores,
+                    row,
+                    kept_k,
+                    x_k,
+                    k_channels,
+                    in_d,
+                    CHANNELS,
+                    TAPS,
+                    HAS_STORES,
+                )
+        keep(
+            conv_pool,
+            slot,
+            stores,
+            num_stores,
+            row,
+            kept_v,
+            x_v,
+            v_channels,
+            in_e,
+            CHANNELS,
+            TAPS,
+            HAS_STORES,
+        )
         y *= tl.rsqrt(tl.sum(tl.sum(y * y, axis=1), axis=0) / E + eps) * gain
         y = y.to(out.dtype.element_ty).to(tl.float32)  # rounded before the gate, as the model was trained
         y *= gate * tl.sigmoid(gate)
@@ -192,10 +228,32 @@ def heads_kernel(
         if tl.atomic_add(counter, 1, sem="relaxed") == PARTS - 1:
             tl.store(counter, 0)
             keep(
-                x_row, conv_pool, slot, stores, num_stores, row, q_channels, in_d, CHANNELS, TAPS, HAS_STORES
+                conv_pool,
+                slot,
+                stores,
+                num_stores,
+                row,
+                kept_q,
+                x_q,
+                q_channels,
+                in_d,
+                CHANNELS,
+                TAPS,
+                HAS_STORES,
             )
             keep(
-                x_row, conv_pool, slot, stores, num_stores, row, k_channels, in_d, CHANNELS, TAPS, HAS_STORES
+                conv_pool,
+                slot,
+                stores,
+                num_stores,
+                row,
+                kept_k,
+                x_k,
+                k_channels,
+                in_d,
+                CHANNELS,
+                TAPS,
+                HAS_STORES,
             )
     if HAS_STORES:  # noqa: SIM102 (compiled in or not, then decided at run time)
         if stores_of(stores, num_stores, row) > 0:
