@@ -22,8 +22,8 @@ from kestrel.ops.resampling import CropPlan, crop_tables
 from kestrel.sampling.rows import SampleRows
 from kestrel.spi import Limits, OpQuery, PagedView
 from kestrel.spi.batch import RecurrentView
-from kestrel_kernels_cuda import linear_launch
 from kestrel_kernels_cuda.backend import CudaBackend
+from kestrel_kernels_cuda.devices import Device, as_if
 from kestrel_kernels_cuda.launch import Launch
 
 BF16 = torch.bfloat16
@@ -263,7 +263,6 @@ def recurrent_calls() -> Iterator[Call]:
 def main() -> None:
     names: list[str] = []
     driver.set_active(Named())
-    linear_launch.arch_of = lambda device: 90
     triton.knobs.runtime.jit_post_compile_hook = lambda **about: names.append(about["fn"].name)
     CompiledKernel._init_handles = lambda self: None  # there is no device to load it on
     Launch.run = Launch.compile  # type: ignore[method-assign]
@@ -287,4 +286,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with as_if(Device(90)):
+        main()

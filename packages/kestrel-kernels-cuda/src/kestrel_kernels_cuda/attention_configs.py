@@ -6,13 +6,11 @@ Shared memory bounds them: 227 KiB per block on sm_90, 163 on sm_80, 99 on sm_86
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
-
-import torch
 
 from kestrel.spi import No, OpQuery, Yes
 from kestrel.spi.batch import Limits
 from kestrel_kernels_cuda import linear_launch
+from kestrel_kernels_cuda.devices import arch_of, family_of, multiprocessors
 from kestrel_kernels_cuda.launch import power_of_two, refuse_dtype
 
 __all__ = [
@@ -32,7 +30,6 @@ __all__ = [
 ]
 
 WIDEST = 512
-DEFAULT_ARCH, DEFAULT_MULTIPROCESSORS = 90, 132
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +83,7 @@ _FEW_DECODE = {("sm_90", 256): (64, 8, 3)}
 _PREFILL: dict[str, dict[int, tuple[int, int, int, int]]] = {  # to block_m, block_n, warps, stages
     "sm_90": {64: (128, 64, 8, 3), 128: (128, 64, 8, 3), 256: (128, 32, 8, 3), 512: (64, 16, 8, 2)},
     "sm_80": {64: (128, 64, 8, 3), 128: (128, 64, 8, 2), 256: (64, 32, 8, 2), 512: (64, 16, 8, 2)},
-    "small": {64: (128, 64, 4, 2), 128: (64, 64, 8, 2), 256: (64, 32, 8, 2), 512: (32, 16, 8, 2)},
+    "small": {64: (128, 64, 8, 2), 128: (64, 64, 8, 2), 256: (64, 32, 8, 2), 512: (32, 16, 8, 2)},
 }
 
 _FEW_PREFILL = {("sm_90", 64): (64, 64, 4, 3)}  # where larger tiles would leave multiprocessors idle
@@ -104,11 +101,6 @@ LEAST = 64  # keys of a block
 LONGEST = 2048  # keys of a block, in rows that are longer than others
 ALWAYS = 512  # keys of a block in deterministic launches
 IDLE_PER_PROCESSOR = 32  # blocks that may find nothing to do: each costs about 0.1 us of a multiprocessor
-
-
-def family_of(arch: int) -> str:
-    """The architecture whose tiles ``arch`` uses: "small" for those with little shared memory."""
-    return "sm_90" if 90 <= arch < 120 else "sm_80" if arch == 80 else "small"
 
 
 def supports_heads(query: OpQuery) -> Yes | No:
@@ -185,25 +177,3 @@ def joins_in_place(limits: Limits, split: Split) -> bool:
     """Whether the last block of a row joins them all, rather than a second kernel. Never in deterministic launches:
     the two may sum in different orders, and ``split`` depends on the longest row."""
     return split.splits > 1 and not limits.is_deterministic
-
-
-@cache
-def _properties(index: int) -> tuple[int, int]:
-    found = torch.cuda.get_device_properties(index)
-    return found.major * 10 + found.minor, found.multi_processor_count
-
-
-def _of(device: torch.device) -> tuple[int, int]:
-    if not torch.cuda.is_available():
-        return DEFAULT_ARCH, DEFAULT_MULTIPROCESSORS
-    return _properties(torch.cuda.current_device() if device.index is None else device.index)
-
-
-def arch_of(device: torch.device) -> int:
-    """90 for compute capability 9.0. Of the current CUDA device for tensors that are on none."""
-    return _of(device)[0]
-
-
-def multiprocessors(device: torch.device) -> int:
-    """How many ``device`` has."""
-    return _of(device)[1]

@@ -21,12 +21,9 @@ from typing import Any
 
 from kestrel_kernels_cuda.assembly import unset_registers
 from kestrel_kernels_cuda.backend import MODULES
+from kestrel_kernels_cuda.devices import SHARED_LIMIT
 
 __all__ = ["SHARED_LIMIT", "CompileCase", "Compiled", "cases", "compile_case"]
-
-SHARED_LIMIT = {80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448, 120: 101_376}
-"""Bytes of shared memory that one block may have, by architecture (CUDA C++ programming guide, table of compute
-capabilities: the size per multiprocessor less the 1 KiB that the system keeps per block)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,12 +12,10 @@ from kestrel.spi import Impl, No, OpQuery, Yes
 from kestrel_kernels_cuda import experts
 from kestrel_kernels_cuda.compiling import CompileCase
 from kestrel_kernels_cuda.experts import QWEN, call_of, meta_call
-from kestrel_kernels_cuda.launch import compile_case_of
-from kestrel_kernels_cuda.linear_launch import arch_of
+from kestrel_kernels_cuda.launch import compile_case_of, refuse_e4m3
 
 __all__ = ["IMPLS", "compile_cases", "fp8_grouped_experts"]
 
-OLDEST = 89  # architectures that read e4m3 floats
 ROWS = 8  # of a weight that one program reads for a few pairs, all in one block
 
 
@@ -38,8 +36,8 @@ def fp8_grouped_experts(
 
 def supports(query: OpQuery) -> Yes | No:
     """Yes where 8-bit floats can be read, and the gate's rows end where a program's do."""
-    if torch.cuda.is_available() and arch_of(torch.device("meta")) < OLDEST:
-        return No(f"sm_{arch_of(torch.device('meta'))} does not read e4m3 floats; sm_{OLDEST} and newer do")
+    if refused := refuse_e4m3():
+        return refused
     if query.get("width", 0) % ROWS:
         return No(f"an expert's width of {query.get('width')} is no multiple of {ROWS}")
     return experts.supports(query)

@@ -13,9 +13,9 @@ import triton
 from kestrel.spi import Impl, No, OpQuery, Yes
 from kestrel.spi.batch import RecurrentView
 from kestrel_kernels_cuda.compiling import CompileCase
+from kestrel_kernels_cuda.devices import arch_of, family_of
 from kestrel_kernels_cuda.gated_delta_chunks import scan_kernel, solve_kernel, store_kernel
 from kestrel_kernels_cuda.launch import Launch, compile_case_of, dtype_of, jobs_of, power_of_two, refuse_dtype
-from kestrel_kernels_cuda.linear_launch import arch_of
 from kestrel_kernels_cuda.recurrent_plan import CHUNK, meta_view, plan_of
 
 __all__ = ["IMPLS", "compile_cases", "delta_launches", "gated_delta"]
@@ -27,12 +27,14 @@ FEW = 2048  # tokens that narrow blocks of values spread over more multiprocesso
 
 
 def configs_for(
-    arch: int, key_dim: int, value_dim: int, tokens: int
+    arch: int, key_dim: int, value_dim: int, tokens: int, itemsize: int = 2
 ) -> tuple[dict[str, int], dict[str, int]]:
     """Configurations of ``solve_kernel`` and ``scan_kernel``. For wide heads, matrix products of sm_90 take operands
-    from shared memory, so four warps have registers enough (on an H200 2.3 and 1.3 times as fast as eight)."""
-    if arch < 90 or min(key_dim, value_dim) < 64:
-        return {"num_warps": 8, "num_stages": 1}, {"BLOCK_E": 32, "num_warps": 8, "STAGES": 2}
+    from shared memory, so four warps have registers enough (on an H200 2.3 and 1.3 times as fast as eight). Two stages
+    of float32 are more than devices with little shared memory have."""
+    stages = 1 if itemsize == 4 and family_of(arch) == "small" else 2
+    if family_of(arch) != "sm_90" or min(key_dim, value_dim) < 64:
+        return {"num_warps": 8, "num_stages": 1}, {"BLOCK_E": 32, "num_warps": 8, "STAGES": stages}
     block, warps = (32, 4) if tokens <= FEW else (64, 8)
     return {"num_warps": 4, "num_stages": 1}, {"BLOCK_E": block, "num_warps": warps, "STAGES": 2}
 
@@ -62,7 +64,7 @@ def delta_launches(
     q, k, v = (x if x.stride()[1:] == (x.shape[2], 1) else x.contiguous() for x in (q_TKD, k_TKD, v_THE))
     gate, beta = (x if x.stride(1) == 1 else x.contiguous() for x in (gate_TH, beta_TH))
     plan = plan_of(view, layer, tokens)
-    committed = configs_for(arch_of(v.device), key_dim, value_dim, tokens)
+    committed = configs_for(arch_of(v.device), key_dim, value_dim, tokens, v.itemsize)
 
     def empty(*shape: int, dtype: torch.dtype = v.dtype) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device=v.device)
@@ -162,7 +164,7 @@ def _bare_launches(
     q, k, v = q.unflatten(1, (key_heads, -1)), k.unflatten(1, (key_heads, -1)), v.unflatten(1, (heads, -1))
     gates = empty(tokens, heads, dtype=torch.float32)
     pool = empty(1, 2, heads, key_dim, value_dim, dtype=state)
-    configs = (None, None) if arch is None else configs_for(arch, key_dim, value_dim, tokens)
+    configs = (None, None) if arch is None else configs_for(arch, key_dim, value_dim, tokens, dtype.itemsize)
     view = meta_view({"state": pool}, rows, tokens, stores)
     return delta_launches(q, k, v, gates, gates, view, 0, configs=configs)[:3]
 

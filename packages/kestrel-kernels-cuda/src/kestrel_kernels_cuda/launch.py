@@ -14,11 +14,14 @@ from typing import Any
 import torch
 from triton.compiler import CompiledKernel
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDescriptor
+from triton.runtime import OutOfResources
 from triton.runtime.jit import JITFunction
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from kestrel.errors import ModelFaultError
 from kestrel.spi import No, OpQuery, Yes
 from kestrel_kernels_cuda.compiling import CompileCase
+from kestrel_kernels_cuda.devices import E4M3, known_arch
 
 __all__ = [
     "DTYPES",
@@ -29,6 +32,7 @@ __all__ = [
     "jobs_of",
     "power_of_two",
     "refuse_dtype",
+    "refuse_e4m3",
     "supports_dtypes",
 ]
 
@@ -62,16 +66,23 @@ class Launch:
 
     def run(self) -> None:
         """Launch on the current stream; nothing when the grid is empty."""
-        if all(self.grid):
+        if not all(self.grid):
+            return
+        try:
             self.kernel[self.grid](*self.args, **self.meta)
+        except OutOfResources as error:
+            raise _too_large(self, error) from error
 
     def compile(self) -> None:
         """Compile for the current device without launching, with what a first launch would make beside: the host code
         that passes arguments, for which Triton runs a C compiler. Safe on any thread."""
         with _compiling.setdefault(self.variant, Lock()):  # what several ops share is compiled by one of them
             compiled = self.kernel.warmup(*self.args, grid=self.grid, **self.meta)
-            if isinstance(compiled, CompiledKernel):
-                _ = compiled.run
+            try:
+                if isinstance(compiled, CompiledKernel):
+                    _ = compiled.run
+            except OutOfResources as error:
+                raise _too_large(self, error) from error
 
     @property
     def variant(self) -> str:
@@ -116,6 +127,15 @@ def distinct(launches: Iterable[Launch]) -> list[Launch]:
     return list(different.values())
 
 
+def _too_large(launch: Launch, error: OutOfResources) -> ModelFaultError:
+    """What to say of a kernel that asks for more than a block of this device may have."""
+    name = launch.kernel.__name__
+    return ModelFaultError(
+        f"{name} with {dict(launch.meta)} needs {error.required} of {error.name} and this device has {error.limit}. "
+        f'Give the op that it computes to the reference, RuntimeConfig(ops={{op: "reference"}}), and report the device'
+    )
+
+
 def _multiples_of_16(launch: Launch) -> tuple[str, ...]:
     """The integers that Triton makes a variant of the kernel for."""
     if not isinstance(launch.kernel, JITFunction):
@@ -153,6 +173,14 @@ def refuse_dtype(query: OpQuery) -> No | None:
     if query.get("dtype") in DTYPES:
         return None
     return No(f"serves {', '.join(DTYPES)}, not {query.get('dtype')}")
+
+
+def refuse_e4m3() -> No | None:
+    """Why weights of 8-bit floats are not served; None where they can be read."""
+    arch = known_arch()
+    if arch is None or arch >= E4M3:
+        return None
+    return No(f"sm_{arch} does not read e4m3 floats; sm_{E4M3} and newer do")
 
 
 def supports_dtypes(query: OpQuery) -> Yes | No:

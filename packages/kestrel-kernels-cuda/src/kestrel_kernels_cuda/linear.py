@@ -11,11 +11,12 @@ import torch
 from kestrel.ops import row_bucket
 from kestrel.spi import Impl, No, OpQuery, Yes
 from kestrel_kernels_cuda.compiling import CompileCase
+from kestrel_kernels_cuda.devices import arch_of
 from kestrel_kernels_cuda.launch import dtype_of, refuse_dtype
 from kestrel_kernels_cuda.linear_blas import gate_launch, product
 from kestrel_kernels_cuda.linear_cases import band_case, case_of
 from kestrel_kernels_cuda.linear_config import Config, Product, choose, is_gated
-from kestrel_kernels_cuda.linear_launch import Norm, Operands, arch_of, config_for, launch, overlaps_on, run
+from kestrel_kernels_cuda.linear_launch import Norm, Operands, config_for, launch, overlaps_on, run
 
 __all__ = ["IMPLS", "compile_cases", "linear", "norm_linear"]
 

@@ -12,16 +12,16 @@ import triton.language as tl
 from kestrel.ops import row_bucket
 from kestrel.spi import Impl, No, OpQuery, Yes
 from kestrel_kernels_cuda.compiling import CompileCase
-from kestrel_kernels_cuda.launch import Launch, dtype_of, refuse_dtype
+from kestrel_kernels_cuda.devices import arch_of
+from kestrel_kernels_cuda.launch import Launch, dtype_of, refuse_dtype, refuse_e4m3
 from kestrel_kernels_cuda.linear_blas import gate_launch, product
 from kestrel_kernels_cuda.linear_cases import case_of
 from kestrel_kernels_cuda.linear_config import BLOCK, Product, choose, is_gated
-from kestrel_kernels_cuda.linear_launch import Operands, arch_of, config_for, launch, overlaps_on, run
+from kestrel_kernels_cuda.linear_launch import Operands, config_for, launch, overlaps_on, run
 
 __all__ = ["IMPLS", "compile_cases", "dequantised", "fp8_linear"]
 
 META = torch.device("meta")
-OLDEST = 89  # the first architecture that converts e4m3 floats by itself
 
 
 @triton.jit
@@ -66,10 +66,8 @@ def fp8_linear(
 
 def supports(query: OpQuery) -> Yes | No:
     """Yes where 8-bit floats can be read, and no tile of a gated weight lies across two blocks."""
-    if refused := refuse_dtype(query):
+    if refused := refuse_dtype(query) or refuse_e4m3():
         return refused
-    if torch.cuda.is_available() and arch_of(META) < OLDEST:
-        return No(f"sm_{arch_of(META)} does not read e4m3 floats; sm_{OLDEST} and newer do")
     if is_gated(query.get("epilogue")) and query.get("n", 0) % (2 * BLOCK):
         return No(f"halves of {query.get('n')} rows are not whole blocks of {BLOCK}")
     return Yes()

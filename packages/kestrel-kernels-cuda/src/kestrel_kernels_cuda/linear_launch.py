@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -11,6 +10,7 @@ import triton
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kestrel.ops import row_bucket
+from kestrel_kernels_cuda.devices import arch_of
 from kestrel_kernels_cuda.launch import Launch
 from kestrel_kernels_cuda.linear_band import band_kernel
 from kestrel_kernels_cuda.linear_config import BLOCK, Config, Product, choose, is_gated
@@ -224,16 +224,3 @@ def _or(tensor: torch.Tensor | None, other: torch.Tensor) -> torch.Tensor:
 def overlaps_on(device: torch.device) -> bool:
     """Whether kernels on ``device`` start before the one before has finished."""
     return OVERLAPS and arch_of(device) >= 90
-
-
-def arch_of(device: torch.device) -> int:
-    """90 for sm_90; the oldest served where there is no GPU (interpreted kernels, compiling ahead)."""
-    if device.type == "cpu" or not torch.cuda.is_available():
-        return 80
-    return _capability(None if device.type == "meta" else device.index)
-
-
-@lru_cache(maxsize=16)
-def _capability(index: int | None) -> int:
-    major, minor = torch.cuda.get_device_capability(index)
-    return major * 10 + minor
