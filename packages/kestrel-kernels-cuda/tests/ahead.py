@@ -103,6 +103,10 @@ def layer_calls() -> Iterator[Call]:
     yield OpQuery.of("rms_norm", kind="rms", **norm), lambda fn: fn(x, weight, 1e-6, add_one=False)
     yield OpQuery.of("layer_norm", kind="layer", **norm), lambda fn: fn(x, weight, weight, 1e-5)
     yield (
+        OpQuery.of("layer_norm", kind="layer", offset=True, **norm),
+        lambda fn: fn(x, weight, weight, 1e-5, weight.float()),
+    )
+    yield (
         OpQuery.of("add_norm", kind="layer", **norm),
         lambda fn: fn(x, x, weight, weight, 1e-6, kind="layer"),
     )

@@ -17,8 +17,8 @@ def wide(x):
     return None if x is None else x.double()
 
 
-def layer_norm(x, weight, bias=None, eps=1e-5):
-    x = wide(x)
+def layer_norm(x, weight, bias=None, eps=1e-5, offset=None):
+    x = wide(x) if offset is None else wide(x) + wide(offset)
     mean = x.mean(-1, keepdim=True)
     variance = ((x - mean) ** 2).mean(-1, keepdim=True)
     out = (x - mean) / (variance + eps).sqrt()

@@ -25,11 +25,11 @@ TILE = 1024  # numbers that a program takes at least: narrow rows share one
 
 @triton.jit(do_not_specialize=["rows"])
 def norm_kernel(
-    x, delta, weight, bias, total, out, rows, stride_x, stride_delta, eps,
+    x, delta, weight, bias, offset, total, out, rows, stride_x, stride_delta, eps,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, ADD_ONE: tl.constexpr, CENTRE: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """``out`` [R, C] is the norm of x + delta, ``total`` the sum; ``delta``, ``weight``, ``bias`` may be None."""
+    """``out`` [R, C] is the norm of x + delta + offset, ``total`` is x + delta; any but x may be None."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     column = tl.arange(0, BLOCK)[None, :]
     inside = (row < rows) & (column < WIDTH)
@@ -41,13 +41,16 @@ def norm_kernel(
             factor += 1.0
     if bias is not None:
         shift = tl.load(bias + column, mask=column < WIDTH, other=0.0).to(tl.float32)
+    constant = 0.0
+    if offset is not None:
+        constant = tl.load(offset + column, mask=column < WIDTH, other=0.0)
     wait_for_previous(PDL)
     value = tl.load(x + row * stride_x + column, mask=inside, other=0.0)
     if delta is not None:
         added = tl.load(delta + row * stride_delta + column, mask=inside, other=0.0)
         value = (value.to(tl.float32) + added.to(tl.float32)).to(value.dtype)
         tl.store(total + row * WIDTH + column, value, mask=inside)
-    wide = value.to(tl.float32)
+    wide = value.to(tl.float32) + constant
     if CENTRE:
         mean = tl.sum(wide, axis=1)[:, None] / WIDTH
         wide = tl.where(inside, wide - mean, 0.0)
@@ -76,6 +79,7 @@ def _launch(
     bias: torch.Tensor | None,
     eps: float,
     kind: str,
+    offset: torch.Tensor | None = None,
 ) -> tuple[Launch, torch.Tensor, torch.Tensor | None]:
     """The launch, its norm, and its sum (None without ``delta``)."""
     width = x.shape[-1]
@@ -88,7 +92,7 @@ def _launch(
     launch = Launch(
         norm_kernel,
         (triton.cdiv(rows, config["ROWS"]),),
-        (rows_x, rows_delta, weight, bias, total, out, rows, rows_x.stride(0), stride_delta, eps),
+        (rows_x, rows_delta, weight, bias, offset, total, out, rows, rows_x.stride(0), stride_delta, eps),
         {
             "WIDTH": width,
             "ADD_ONE": kind == "rms_plus_one",
@@ -110,10 +114,14 @@ def rms_norm(
 
 
 def layer_norm(
-    x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None = None, eps: float = 1e-5
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None = None,
+    eps: float = 1e-5,
+    offset: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """As ``kestrel.ops.norms.layer_norm``."""
-    launch, out, _ = _launch(x, None, weight, bias, eps, "layer")
+    launch, out, _ = _launch(x, None, weight, bias, eps, "layer", offset)
     launch.run()
     return out
 
@@ -143,16 +151,18 @@ def supports(query: OpQuery) -> Yes | No:
     return Yes()
 
 
-def _meta(op: str, kind: str, width: int, dtype: torch.dtype) -> Launch:
+def _meta(op: str, kind: str, width: int, dtype: torch.dtype, *, has_offset: bool = False) -> Launch:
     """A launch of two rows that take no memory."""
     x, weight = (torch.empty(shape, dtype=dtype, device="meta") for shape in ((2, width), (width,)))
     delta, bias = x if op == "add_norm" else None, weight if kind == "layer" else None
-    return _launch(x, delta, weight, bias, 1e-6, kind)[0]
+    offset = torch.empty(width, dtype=torch.float32, device="meta") if has_offset else None
+    return _launch(x, delta, weight, bias, 1e-6, kind, offset)[0]
 
 
 def _warm(op: str, query: OpQuery, row_counts: Sequence[int]) -> Iterable[Callable[[], object]]:
     """One job: the kernel does not depend on the number of rows."""
-    return (_meta(op, query.get("kind"), query.get("dim"), dtype_of(query)).compile,)
+    facts = query.get("kind"), query.get("dim"), dtype_of(query)
+    return (_meta(op, *facts, has_offset=query.get("offset", False)).compile,)
 
 
 IMPLS: Mapping[str, Impl] = {
@@ -169,7 +179,7 @@ def compile_cases() -> Iterator[CompileCase]:
         (1152, "layer_norm", "layer"),
         (WIDEST, "add_norm", "layer"),
     ):
-        launch = _meta(op, kind, width, torch.bfloat16)
+        launch = _meta(op, kind, width, torch.bfloat16, has_offset=op == "layer_norm")
         yield compile_case_of(f"{op} {kind} {width}", launch)
         if width == WIDEST:
             yield compile_case_of(f"{op} {kind} {width} overlapped", overlapped(launch))

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from kestrel.layers import MLP, AddNorm, Linear, Stored, VisionAttention
+from kestrel.layers import MLP, LayerNorm, Linear, Stored, VisionAttention
 from kestrel.spi import OpTableLike
 from kestrel_moondream.config import VisionConfig
 from kestrel_moondream.pooling import Pooling
@@ -70,34 +70,42 @@ class VisionSelfAttention(nn.Module):
         super().__init__()
         dim, self.heads = config.enc_dim, config.enc_n_heads
         self.qkv = Linear(ops, dim, 3 * dim, dtype=dtype)
-        self.proj = Linear(ops, dim, dim, dtype=dtype)
+        self.proj = Linear(ops, dim, dim, epilogue="accumulate", adds_bias=False, dtype=dtype)
         self.attend = VisionAttention(ops, self.heads, dim // self.heads, dtype=dtype)
 
-    def forward(self, h_NSC: torch.Tensor) -> torch.Tensor:
+    def forward(self, h_NSC: torch.Tensor, x_NSC: torch.Tensor) -> torch.Tensor:
+        """``x_NSC`` with the output, but for its bias, added in place."""
         q, k, v = self.qkv(h_NSC).unflatten(-1, (3, self.heads, -1)).unbind(2)
-        out: torch.Tensor = self.proj(self.attend(q, k, v).flatten(2))
+        out: torch.Tensor = self.proj(self.attend(q, k, v).flatten(2), x_NSC)
         return out
 
 
 class VisionBlock(nn.Module):
-    """x + attn(ln x), then x + mlp(ln x). ``delta`` is what the part before has yet to add to x."""
+    """x + attn(ln x), then x + mlp(ln x), in place. The biases of both sums are left out of x: the norms add them."""
 
     def __init__(self, config: VisionConfig, ops: OpTableLike, dtype: torch.dtype) -> None:
         super().__init__()
-        self.ln1 = AddNorm(ops, config.enc_dim, EPS, kind="layer", dtype=dtype)
+        self.ln1 = LayerNorm(ops, config.enc_dim, EPS, offset=True, dtype=dtype)
         self.attn = VisionSelfAttention(config, ops, dtype)
-        self.ln2 = AddNorm(ops, config.enc_dim, EPS, kind="layer", dtype=dtype)
-        self.mlp = MLP(ops, config.enc_dim, config.enc_ff_dim, dtype=dtype)
+        self.ln2 = LayerNorm(ops, config.enc_dim, EPS, offset=True, dtype=dtype)
+        self.mlp = MLP(ops, config.enc_dim, config.enc_ff_dim, accumulate=True, adds_bias=False, dtype=dtype)
 
-    def forward(
-        self, x_NSC: torch.Tensor, delta_NSC: torch.Tensor | None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        x_NSC, h_NSC = self.ln1(x_NSC, delta_NSC)
-        x_NSC, h_NSC = self.ln2(x_NSC, self.attn(h_NSC))
-        return x_NSC, self.mlp(h_NSC)
+    @property
+    def biases(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """What x lacks after either sum, [C] float32."""
+        first, second = self.attn.proj.bias, self.mlp.fc2.bias
+        assert first is not None
+        assert second is not None
+        return first.float(), second.float()
+
+    def forward(self, x_NSC: torch.Tensor, before_C: torch.Tensor, between_C: torch.Tensor) -> torch.Tensor:
+        """``before_C`` is what x lacks so far, ``between_C`` what it lacks after the first sum."""
+        x_NSC = self.attn(self.ln1(x_NSC, before_C), x_NSC)
+        out: torch.Tensor = self.mlp(self.ln2(x_NSC, between_C), x_NSC)
+        return out
 
 
-class VisionEncoder(nn.Module):
+class VisionEncoder(Stored):
     """Crops to the embeddings of an image."""
 
     def __init__(self, config: VisionConfig, ops: OpTableLike, dtype: torch.dtype) -> None:
@@ -108,11 +116,17 @@ class VisionEncoder(nn.Module):
             torch.empty(1, config.num_positions, config.enc_dim, dtype=dtype), requires_grad=False
         )
         self.blocks = nn.ModuleList(VisionBlock(config, ops, dtype) for _ in range(config.enc_n_layers))
-        self.post_ln = AddNorm(ops, config.enc_dim, EPS, kind="layer", dtype=dtype)
+        self.post_ln = LayerNorm(ops, config.enc_dim, EPS, offset=True, dtype=dtype)
+        self._lacks: Sequence[torch.Tensor] = ()
         self._pool = Pooling(config.grid, config.overlap_margin)
         self.proj_mlp = MLP(
             ops, 2 * config.enc_dim, config.proj_inner_dim, out=config.proj_out_dim, dtype=dtype
         )
+
+    def pack(self) -> None:
+        """Sum up the biases that each norm adds, of those that were loaded."""
+        biases = [bias for block in self.blocks for bias in block.biases]
+        self._lacks = list(torch.stack([torch.zeros_like(biases[0]), *biases]).cumsum(0))
 
     def forward(self, crops: torch.Tensor, tilings: Sequence[tuple[int, int]]) -> torch.Tensor:
         """Embeddings [I, S, proj_out_dim] of images whose ``crops`` [N, G·p, G·p, 3] uint8 lie one after the other.
@@ -130,10 +144,9 @@ class VisionEncoder(nn.Module):
     def encode(self, crops: torch.Tensor) -> torch.Tensor:
         """Features [N, S, C] of crops, each on its own."""
         x_NSC = self.patch_emb(crops) + self.pos_emb
-        delta_NSC = None
-        for block in self.blocks:
-            x_NSC, delta_NSC = block(x_NSC, delta_NSC)
-        features_NSC: torch.Tensor = self.post_ln(x_NSC, delta_NSC)[1]
+        for i, block in enumerate(self.blocks):
+            x_NSC = block(x_NSC, *self._lacks[2 * i : 2 * i + 2])
+        features_NSC: torch.Tensor = self.post_ln(x_NSC, self._lacks[-1])
         return features_NSC
 
     def _pair(self, features_NSC: torch.Tensor, rows: int, columns: int) -> torch.Tensor:

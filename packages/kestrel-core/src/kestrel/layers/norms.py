@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -26,8 +26,9 @@ class _Norm(nn.Module):
         self.weight = nn.Parameter(start(dim, dtype=dtype), requires_grad=False) if weight else None
         self.bias = nn.Parameter(torch.zeros(dim, dtype=dtype), requires_grad=False) if bias else None
 
-    def _query(self, op: str, dim: int, dtype: torch.dtype | None) -> OpQuery:
-        return OpQuery.of(op, dim=dim, kind=self.kind, dtype=dtype_name(dtype or torch.get_default_dtype()))
+    def _query(self, op: str, dim: int, dtype: torch.dtype | None, **more: Any) -> OpQuery:
+        name = dtype_name(dtype or torch.get_default_dtype())
+        return OpQuery.of(op, dim=dim, kind=self.kind, dtype=name, **more)
 
 
 class Deferred:
@@ -50,7 +51,7 @@ class Deferred:
 
 
 class LayerNorm(_Norm):
-    """LayerNorm with weight and, unless ``bias`` is False, bias."""
+    """LayerNorm with weight and, unless ``bias`` is False, bias. ``offset``: it is given one."""
 
     def __init__(
         self,
@@ -59,18 +60,19 @@ class LayerNorm(_Norm):
         eps: float = 1e-5,
         *,
         bias: bool = True,
+        offset: bool = False,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(dim, "layer", eps, weight=True, bias=bias, dtype=dtype)
-        self._call = ops.resolve(self._query("layer_norm", dim, dtype))
+        self._call = ops.resolve(self._query("layer_norm", dim, dtype, offset=offset))
 
     def defer(self, x: torch.Tensor) -> Deferred:
         """The same as calling this, left to the linears that take it."""
         return Deferred(self, x)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """``x`` [..., C] normalised."""
-        out: torch.Tensor = self._call(x, self.weight, self.bias, self.eps)
+    def forward(self, x: torch.Tensor, offset: torch.Tensor | None = None) -> torch.Tensor:
+        """``x`` [..., C], or the sum of it and ``offset`` [C] float32, normalised."""
+        out: torch.Tensor = self._call(x, self.weight, self.bias, self.eps, offset)
         return out
 
 
@@ -121,7 +123,10 @@ class AddNorm(_Norm):
         has_bias = kind == "layer" if bias is None else bias
         super().__init__(dim, kind, eps, weight=True, bias=has_bias, dtype=dtype)
         self._add = ops.resolve(self._query("add_norm", dim, dtype))
-        self._norm = ops.resolve(self._query("layer_norm" if kind == "layer" else "rms_norm", dim, dtype))
+        if kind == "layer":
+            self._norm = ops.resolve(self._query("layer_norm", dim, dtype, offset=False))
+        else:
+            self._norm = ops.resolve(self._query("rms_norm", dim, dtype))
 
     def forward(self, x: torch.Tensor, delta: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
         """``x + delta`` and its norm. Without a ``delta`` (the first block) ``x`` itself and its norm."""

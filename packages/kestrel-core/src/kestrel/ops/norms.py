@@ -25,13 +25,22 @@ TOLERANCES = {
 
 
 def layer_norm(
-    x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None = None, eps: float = 1e-5
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None = None,
+    eps: float = 1e-5,
+    offset: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """LayerNorm of ``x`` [..., C]: (x − mean) / sqrt(variance + eps) · weight + bias, each [C] or None.
 
+    ``offset`` [C] float32: added to ``x`` first, which is not rounded before its norm is.
     Source: Ba et al. 2016, arXiv 1607.06450.
     """
-    return F.layer_norm(x, x.shape[-1:], weight, bias, eps)
+    if offset is None:
+        return F.layer_norm(x, x.shape[-1:], weight, bias, eps)
+    total = x.float() + offset if x.dtype in (torch.float16, torch.bfloat16) else x + offset
+    weight, bias = (None if vector is None else vector.to(total.dtype) for vector in (weight, bias))
+    return F.layer_norm(total, x.shape[-1:], weight, bias, eps).to(x.dtype)
 
 
 def rms_norm(
@@ -72,13 +81,18 @@ def add_norm(
 _SHAPES = {"smallest": (1, 8), "odd": (3, 37), "empty": (0, 64), "batch": (65, 256), "largest": (2, 5376)}
 
 
+def _has_offset(shape: tuple[int, int]) -> bool:
+    return shape[0] % 2 == 1
+
+
 def _norm(
     op: str, kind: str, shape: tuple[int, int], seed: int, device: torch.device, dtype: torch.dtype
 ) -> Inputs:
     x, delta = normal(seed, shape, device, dtype), normal(seed + 1, shape, device, dtype)
     weight, bias = (normal(seed + i, shape[1:], device, dtype) for i in (2, 3))
     if op == "layer_norm":
-        return Inputs(args=(x, weight, bias, 1e-5))
+        offset = normal(seed + 4, shape[1:], device, torch.float32) if _has_offset(shape) else None
+        return Inputs(args=(x, weight, bias, 1e-5, offset))
     if op == "rms_norm":
         return Inputs(args=(x, weight, 1e-6), kwargs={"add_one": kind == "rms_plus_one"})
     return Inputs(args=(x, delta, weight, bias if kind == "layer" else None, 1e-6), kwargs={"kind": kind})
@@ -90,7 +104,8 @@ def _cases(op: str, kinds: tuple[str, ...]) -> Sequence[Case]:
             op=op,
             name=f"{kind} {name}",
             make=partial(_norm, op, kind, shape),
-            facts={"dim": shape[1], "kind": kind},
+            facts={"dim": shape[1], "kind": kind}
+            | ({"offset": _has_offset(shape)} if op == "layer_norm" else {}),
         )
         for kind in kinds
         for name, shape in _SHAPES.items()
@@ -103,7 +118,7 @@ LAYER_NORM = Op(
     reference=layer_norm,
     cases=partial(_cases, "layer_norm", ("layer",)),
     tolerances=TOLERANCES,
-    facts=_FACTS,
+    facts=_FACTS | {"offset": "whether there is one"},
 )
 RMS_NORM = Op(
     name="rms_norm",
