@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from kestrel.media import MediaLimits, normalise_image
+from kestrel.media import MediaLimits, load_decoders, normalise_image
 
 LIMITS = MediaLimits()
 
@@ -225,3 +225,12 @@ def chunk(kind: bytes, body: bytes) -> bytes:
 
 def png_header(width: int, height: int, depth: int = 8, colour: int = 2) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", struct.pack(">2I5B", width, height, depth, colour, 0, 0, 0))
+
+
+def test_pillow_keeps_memory_once_decoders_are_loaded():
+    load_decoders()
+    assert Image.core.get_blocks_max() >= 8
+    Image.core.set_blocks_max(20)
+    load_decoders()
+    assert Image.core.get_blocks_max() == 20
+    Image.core.set_blocks_max(8)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -19,12 +20,19 @@ __all__ = ["LARGEST_BYTES", "crops_of", "inputs_of", "picture_tensors"]
 LARGEST_BYTES = 3 << 25  # 33 megapixels; larger pictures are cut on the host, for they fill pinned memory
 # Lengths are rounded up to these, so that pictures of like sizes share a program.
 BYTE_STEP, TAP_STEP = 1 << 18, 8
+_NOTHING = torch.zeros(BYTE_STEP, dtype=torch.uint8)  # what fills up
 
 
 def picture_tensors(pixels_HW3: NDArray[np.uint8], vision: VisionConfig) -> dict[str, torch.Tensor]:
     """``pixels`` uint8 [N], and ``whole`` [1, F], ``local`` [rows, columns, F] (absent for a 1 × 1 tiling),
-    ``starts`` [S] and ``weights`` [K, S] as ``ops.resize_crops`` takes them."""
+    ``starts`` [S] and ``weights`` [K, S] as ``ops.resize_crops`` takes them. Pictures of one size share the latter."""
     height, width = pixels_HW3.shape[:2]
+    flat = torch.from_numpy(np.ascontiguousarray(pixels_HW3).reshape(-1))
+    return {"pixels": flat, **_tables(height, width, vision)}
+
+
+@lru_cache(maxsize=64)
+def _tables(height: int, width: int, vision: VisionConfig) -> Mapping[str, torch.Tensor]:
     size = vision.crop_size
     rows, columns = tiling(width, height, vision)
     plans = [CropPlan(source=(height, width), resized=(size, size))]
@@ -39,21 +47,10 @@ def picture_tensors(pixels_HW3: NDArray[np.uint8], vision: VisionConfig) -> dict
     weights = torch.zeros(num_taps, len(tables.starts_S), dtype=torch.int32)
     weights[: len(tables.weights_KS)] = torch.from_numpy(tables.weights_KS)
     fields = torch.from_numpy(tables.crops_MF)
-    found = {
-        "pixels": _filled_up(pixels_HW3),
-        "starts": torch.from_numpy(tables.starts_S),
-        "weights": weights,
-        "whole": fields[:1],
-    }
+    found = {"starts": torch.from_numpy(tables.starts_S), "weights": weights, "whole": fields[:1]}
     if len(plans) > 1:
         found["local"] = fields[1:].unflatten(0, (rows, columns))
     return found
-
-
-def _filled_up(pixels_HW3: NDArray[np.uint8]) -> torch.Tensor:
-    flat = torch.zeros(-(-pixels_HW3.size // BYTE_STEP) * BYTE_STEP, dtype=torch.uint8)
-    flat[: pixels_HW3.size].view(pixels_HW3.shape).copy_(torch.from_numpy(np.ascontiguousarray(pixels_HW3)))
-    return flat
 
 
 def inputs_of(item: Prepared) -> list[list[torch.Tensor]]:
@@ -61,8 +58,9 @@ def inputs_of(item: Prepared) -> list[list[torch.Tensor]]:
     [rows, columns, …]; or bytes, ``starts``, ``weights``, and the fields of the crops in those two shapes."""
     tensors: Mapping[str, torch.Tensor] = item.tensors
     if "pixels" in tensors:
-        names = [name for name in ("pixels", "starts", "weights", "whole", "local") if name in tensors]
-        return [[tensors[name]] for name in names]
+        pixels = tensors["pixels"]
+        rest = [[tensors[name]] for name in ("starts", "weights", "whole", "local") if name in tensors]
+        return [[pixels, _NOTHING[: -len(pixels) % BYTE_STEP]], *rest]
     crops = tensors["crops"]
     local = [[crops[1:].unflatten(0, item.meta["tiling"])]] if len(crops) > 1 else []
     return [[crops[:1]], *local]

@@ -40,6 +40,7 @@ _UPRIGHT = {
     8: Image.Transpose.ROTATE_90,
 }  # fmt: skip
 _BYTES_PER_PIXEL = 7  # at the peak: Pillow's 4 beside the array's 3
+_BLOCKS_KEPT = 8  # of the size that pictures had lately, at most 16 MiB each
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 
 _one_catches_warnings = threading.Lock()  # the warnings module has one state per process
@@ -88,10 +89,13 @@ def normalise_image(
 
 
 def load_decoders() -> None:
-    """Load the decoders of common formats, so that the first picture need not wait for them."""
+    """Load the decoders of common formats, so that the first picture need not wait for them, and let Pillow keep a few
+    blocks of memory: the system's fresh pages cost a photograph more than its decoding."""
     with _one_catches_warnings, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         Image.preinit()
+    memory = Image.core  # type: ignore[attr-defined]
+    memory.set_blocks_max(max(_BLOCKS_KEPT, memory.get_blocks_max()))
 
 
 def _opened(source: Any, limits: MediaLimits, fetcher: Fetcher) -> tuple[Image.Image, str]:
