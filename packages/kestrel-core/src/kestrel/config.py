@@ -244,7 +244,8 @@ class RuntimeConfig:
     on who else is served; slower. Without ``enable_prefix_cache``, whose hits change how prompts are cut, that holds to
     the last bit. ``strict_ops``: an error where an accelerator would run a plain-torch reference. ``recurrent_dtype``
     "bfloat16" keeps the states of linear attention in half the memory, rounded at every step; answers differ then. On
-    the CPU only, so far.
+    the CPU only, so far. ``fp8_weights``: "keep" leaves the weights of block FP8 checkpoints in 8 bits, "widen" makes
+    them ``dtype``; "auto" keeps them where a kernel backend multiplies by them.
 
     ``decode_path``: "native" runs decode steps op by op; "generated" as programs captured at load for every batch size
     up to ``max_batch_size``, or it is an error that says what prevents it; "auto" captures where it can.
@@ -269,6 +270,7 @@ class RuntimeConfig:
     enable_cuda_graphs: bool = True
     steps_in_flight: int | None = None
     recurrent_dtype: Literal["float32", "bfloat16"] = "float32"
+    fp8_weights: Literal["auto", "keep", "widen"] = "auto"
     deterministic: bool = False
     strict_ops: bool = False
     ops: Mapping[str, str] = field(default_factory=dict)
@@ -358,6 +360,7 @@ _CONFIG_CHECKS: Mapping[str, Check] = {
     "idle_unload_s": partial(checks.number, low=0.0, open_low=True),
     "decode_path": partial(checks.choice, choices=("auto", "native", "generated")),
     "recurrent_dtype": partial(checks.choice, choices=("float32", "bfloat16")),
+    "fp8_weights": partial(checks.choice, choices=("auto", "keep", "widen")),
     "chat_template": partial(checks.choice, choices=("builtin", "checkpoint")),
     "dtype": partial(checks.choice, choices=_DTYPES),
     "device": _device,

@@ -34,6 +34,7 @@ PUBLISHED = (
     "Qwen/Qwen3.6-35B-A3B",
 )
 NOTE = "built to its specification and not yet tested against its published weights"
+FP8_NOTE = "FP8 weights stay in 8 bits where a kernel backend multiplies by them, and are widened elsewhere."
 TINY_SKILLS = ("query", "caption", "point", "detect", "chat", "generate")
 
 
@@ -62,7 +63,7 @@ class QwenFamily(ModelFamily):
             defaults={skill: defaults_of(skill, config, thinks=thinks) for skill in skills},
             dtype=_commonest_dtype(card),
             licence="Apache-2.0" if card.model_id.startswith("Qwen/") else "",
-            notes=() if config.quantised_block is None else ("FP8 weights are used as 16 or 32 bit floats.",),
+            notes=() if config.quantised_block is None else (FP8_NOTE,),
         )
 
     def build(self, card: ModelCard, ctx: BuildContext) -> Built:

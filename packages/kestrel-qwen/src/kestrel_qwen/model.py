@@ -15,13 +15,22 @@ __all__ = ["QwenModel"]
 
 
 class QwenModel(nn.Module):
-    """The parts, under the names of the released layout without its ``model.``."""
+    """The parts, under the names of the released layout without its ``model.``. ``scaled``: the products of the
+    decoder's layers are with 8-bit floats (``layers.scaled``)."""
 
-    def __init__(self, config: QwenConfig, ops: OpTableLike, dtype: torch.dtype, page_size: int) -> None:
+    def __init__(
+        self,
+        config: QwenConfig,
+        ops: OpTableLike,
+        dtype: torch.dtype,
+        page_size: int,
+        *,
+        scaled: bool = False,
+    ) -> None:
         super().__init__()
         text = config.text
         self.visual = None if config.vision is None else VisionTower(config.vision, ops, dtype)
-        self.language_model = TextDecoder(text, ops, dtype, page_size)
+        self.language_model = TextDecoder(text, ops, dtype, page_size, scaled)
         self.lm_head = Linear(
             ops, text.hidden_size, text.vocab_size, bias=False, norm="rms_plus_one", dtype=dtype
         )

@@ -25,16 +25,19 @@ _PARTS = [
     (re.compile(r"^visual\.merger\.linear_fc"), "visual.merger.mlp.fc"),
     (re.compile(r"^(visual\.blocks\.\d+\.mlp)\.linear_fc"), r"\1.fc"),
 ]
+# 8-bit projections begin at whole blocks of rows: those of the gates lie apart.
+_SCALED = [(re.compile(r"\.linear_attn\.in_proj_(b|a)\."), r".linear_attn.gates_proj.\1.")]
 _DELTA = re.compile(r"model\.(language_model\.)?layers\.\d+\.linear_attn\.in_proj_qkv\.weight")
 
 
-def parameter_name(name: str) -> str:
-    """The parameter of ``QwenModel``, or the part of one, that tensor ``name`` holds; ``name`` if unknown."""
+def parameter_name(name: str, *, scaled: bool = False) -> str:
+    """The parameter of ``QwenModel``, or the part of one, that tensor ``name`` holds; ``name`` if unknown. ``scaled``:
+    as the model was built with."""
     for pattern, ours in _PREFIXES:
         if pattern.match(name):
             name = pattern.sub(ours, name, count=1)
             break
-    for pattern, ours in _PARTS:
+    for pattern, ours in (*_SCALED, *_PARTS) if scaled else _PARTS:
         renamed, found = pattern.subn(ours, name, count=1)
         if found:
             return renamed

@@ -9,6 +9,8 @@ Letters: T tokens, C hidden, H query (or value) heads, K key heads, D head dim, 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import nn
 
@@ -25,6 +27,8 @@ from kestrel.layers import (
     PagedAttention,
     RMSNorm,
     Rope,
+    ScaledLinear,
+    ScaledPacked,
 )
 from kestrel.spi import Batch, OpTableLike, StateSpec
 from kestrel.spi.states import PagedKV
@@ -50,16 +54,22 @@ class GatedAttention(nn.Module):
     """Causal attention whose output passes a gate. ``q_proj`` holds [query | gate] of each head in turn."""
 
     def __init__(
-        self, config: TextConfig, layer: int, ops: OpTableLike, dtype: torch.dtype, page_size: int
+        self,
+        config: TextConfig,
+        layer: int,
+        ops: OpTableLike,
+        dtype: torch.dtype,
+        page_size: int,
+        scaled: bool,
     ) -> None:
         super().__init__()
         dim, self.head_dim = config.hidden_size, config.head_dim
         width, kv_width = config.heads * config.head_dim, config.kv_heads * config.head_dim
         parts = {"q_proj": 2 * width, "k_proj": kv_width, "v_proj": kv_width}
-        self.qkv = Packed(ops, dim, parts, bias=False, norm="rms_plus_one", dtype=dtype)
+        self.qkv = _packed(ops, dim, parts, dtype, scaled)
         self.q_norm = RMSNorm(ops, config.head_dim, config.eps, add_one=True, dtype=dtype)
         self.k_norm = RMSNorm(ops, config.head_dim, config.eps, add_one=True, dtype=dtype)
-        self.o_proj = Linear(ops, width, dim, bias=False, epilogue=_adding(layer), dtype=dtype)
+        self.o_proj = _adding(layer, ops, width, dim, dtype, scaled)
         self.attend = PagedAttention(
             ops, config.heads, config.kv_heads, config.head_dim, FULL, config.index(layer),
             rot_dim=config.rope.rot_dim, qk_norm="rms_plus_one", eps=config.eps, gated=True,
@@ -81,19 +91,21 @@ class GatedAttention(nn.Module):
 class GatedDeltaNet(nn.Module):
     """Linear attention with a delta rule: a causal convolution, gates, the rule, a gated norm."""
 
-    def __init__(self, config: TextConfig, layer: int, ops: OpTableLike, dtype: torch.dtype) -> None:
+    def __init__(
+        self, config: TextConfig, layer: int, ops: OpTableLike, dtype: torch.dtype, scaled: bool
+    ) -> None:
         super().__init__()
         d, self.eps = config.delta, config.eps
         width = d.heads * d.value_dim
-        parts = {"qkv": d.channels, "z": width, "b": d.heads, "a": d.heads}
-        self.in_proj = Packed(ops, config.hidden_size, parts, bias=False, norm="rms_plus_one", dtype=dtype)
+        parts, gates = {"qkv": d.channels, "z": width}, {"b": d.heads, "a": d.heads}
+        dim = config.hidden_size
+        self.in_proj = _packed(ops, dim, parts if scaled else parts | gates, dtype, scaled)
+        self.gates_proj = _packed(ops, dim, gates, dtype) if scaled else None
         self.conv1d = nn.Parameter(torch.empty(d.channels, d.taps, dtype=dtype), requires_grad=False)
         self.A_log = nn.Parameter(torch.empty(d.heads, dtype=torch.float32), requires_grad=False)
         self.dt_bias = nn.Parameter(torch.empty(d.heads, dtype=dtype), requires_grad=False)
         self.norm = nn.Parameter(torch.empty(d.value_dim, dtype=torch.float32), requires_grad=False)
-        self.out_proj = Linear(
-            ops, width, config.hidden_size, bias=False, epilogue=_adding(layer), dtype=dtype
-        )
+        self.out_proj = _adding(layer, ops, width, dim, dtype, scaled)
         self.value_dim = d.value_dim
         self.mix = GatedDelta(
             ops, d.key_heads, d.heads, d.key_dim, d.value_dim, DELTA, config.index(layer),
@@ -101,7 +113,10 @@ class GatedDeltaNet(nn.Module):
         )  # fmt: skip
 
     def forward(self, h_TC: Deferred, residual_TC: torch.Tensor, batch: Batch) -> torch.Tensor:
-        qkv_TC, z, b_TH, a_TH = self.in_proj.split(self.in_proj(h_TC))
+        qkv_TC, z, *gates = self.in_proj.split(self.in_proj(h_TC))
+        if self.gates_proj is not None:
+            gates = list(self.gates_proj.split(self.gates_proj(h_TC)))
+        b_TH, a_TH = gates
         weights = MixerWeights(
             conv_CW=self.conv1d, a_log_H=self.A_log, dt_bias_H=self.dt_bias, norm_E=self.norm, eps=self.eps
         )
@@ -113,18 +128,24 @@ class Layer(nn.Module):
     """x + mixer(norm x), then x + mlp(norm x)."""
 
     def __init__(
-        self, config: TextConfig, layer: int, ops: OpTableLike, dtype: torch.dtype, page_size: int
+        self,
+        config: TextConfig,
+        layer: int,
+        ops: OpTableLike,
+        dtype: torch.dtype,
+        page_size: int,
+        scaled: bool,
     ) -> None:
         super().__init__()
         dim = config.hidden_size
         self.is_full = config.layers[layer] == "full_attention"
         self.input_layernorm = RMSNorm(ops, dim, config.eps, add_one=True, dtype=dtype)
         if self.is_full:
-            self.self_attn = GatedAttention(config, layer, ops, dtype, page_size)
+            self.self_attn = GatedAttention(config, layer, ops, dtype, page_size, scaled)
         else:
-            self.linear_attn = GatedDeltaNet(config, layer, ops, dtype)
+            self.linear_attn = GatedDeltaNet(config, layer, ops, dtype, scaled)
         self.post_attention_layernorm = RMSNorm(ops, dim, config.eps, add_one=True, dtype=dtype)
-        self.mlp = _feed_forward(config, ops, dtype)
+        self.mlp = _feed_forward(config, ops, dtype, scaled)
 
     def forward(self, x_TC: torch.Tensor, angles: Angles, batch: Batch) -> torch.Tensor:
         h_TC = self.input_layernorm.defer(x_TC)
@@ -138,35 +159,52 @@ class Layer(nn.Module):
         return self.mlp(h_TC, x_TC)
 
 
-def _adding(layer: int) -> str:
-    """How a mixer adds to the hidden states: the first one leaves the embeddings as they are."""
-    return "residual" if layer == 0 else "accumulate"
+def _packed(
+    ops: OpTableLike, dim: int, parts: Mapping[str, int], dtype: torch.dtype, scaled: bool = False
+) -> Packed | ScaledPacked:
+    """The projections of normed hidden states."""
+    if scaled:
+        return ScaledPacked(ops, dim, parts, dtype=dtype)
+    return Packed(ops, dim, parts, bias=False, norm="rms_plus_one", dtype=dtype)
 
 
-def _feed_forward(config: TextConfig, ops: OpTableLike, dtype: torch.dtype) -> MLP | MoE:
+def _adding(
+    layer: int, ops: OpTableLike, width: int, dim: int, dtype: torch.dtype, scaled: bool
+) -> Linear | ScaledLinear:
+    """A mixer's projection, added to the hidden states: the first one leaves the embeddings as they are."""
+    epilogue = "residual" if layer == 0 else "accumulate"
+    if scaled:
+        return ScaledLinear(ops, width, dim, epilogue=epilogue, dtype=dtype)
+    return Linear(ops, width, dim, bias=False, epilogue=epilogue, dtype=dtype)
+
+
+def _feed_forward(config: TextConfig, ops: OpTableLike, dtype: torch.dtype, scaled: bool) -> MLP | MoE:
     """Dense, or a few of many experts and a shared one: every layer has the same."""
     dim, moe = config.hidden_size, config.moe
     if moe is not None:
         return MoE(
             ops, dim, moe.intermediate_size, moe.experts, moe.top_k,
-            shared_hidden=moe.shared_intermediate_size, dtype=dtype,
+            shared_hidden=moe.shared_intermediate_size, scaled=scaled, dtype=dtype,
         )  # fmt: skip
     assert config.intermediate_size is not None, "a config is dense or has experts"
     return MLP(
         ops, dim, config.intermediate_size,
-        activation="silu_mul", bias=False, accumulate=True, norm="rms_plus_one", dtype=dtype,
+        activation="silu_mul", bias=False, accumulate=True, norm="rms_plus_one", scaled=scaled,
+        dtype=dtype,
     )  # fmt: skip
 
 
 class TextDecoder(nn.Module):
-    """Token ids to embeddings, embeddings to hidden states."""
+    """Token ids to embeddings, embeddings to hidden states. ``scaled``: as ``QwenModel`` has it."""
 
-    def __init__(self, config: TextConfig, ops: OpTableLike, dtype: torch.dtype, page_size: int) -> None:
+    def __init__(
+        self, config: TextConfig, ops: OpTableLike, dtype: torch.dtype, page_size: int, scaled: bool = False
+    ) -> None:
         super().__init__()
         rope = config.rope
         self.embed_tokens = Embedding(config.vocab_size, config.hidden_size, dtype=dtype)
         self.layers = nn.ModuleList(
-            Layer(config, layer, ops, dtype, page_size) for layer in range(len(config.layers))
+            Layer(config, layer, ops, dtype, page_size, scaled) for layer in range(len(config.layers))
         )
         self.norm = RMSNorm(ops, config.hidden_size, config.eps, add_one=True, dtype=dtype)
         self.rope = Rope(ops, config.head_dim, rope.rot_dim, rope.theta, rows=rope.rows, dtype=dtype)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,11 +29,6 @@ class Blueprint:
     info: ModelInfo
     tokenizer_path: Path
     note: str = ""
-
-    @property
-    def num_elements(self) -> int:
-        """Elements of all tensors of the checkpoint."""
-        return sum(math.prod(tensor.shape) for tensor in self.card.tensors.values())
 
 
 def survey(config: RuntimeConfig, host: PluginHost, progress: ProgressReport | None = None) -> Blueprint:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 from dataclasses import dataclass, replace
 
 import torch
@@ -19,6 +20,7 @@ GPU_SHARE = 0.9
 WORKSPACE_SHARE = 0.1  # activations and allocator slack of a model whose launches are not measured
 PROGRAM_BYTES = 256 * 2**20  # what a driver keeps of some hundred captured programs, beside their activations
 
+_SCALES = "_scale_inv"  # what block FP8 checkpoints call the scales of a weight
 _SAFETENSORS_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
@@ -48,7 +50,7 @@ def plan_memory(blueprint: Blueprint, device: torch.device, sharers: int) -> Dem
     """
     config = blueprint.config
     dtype = resolve_dtype(config.dtype, device, _checkpoint_dtype(blueprint))
-    weights = blueprint.num_elements * dtype.itemsize
+    weights = _weight_bytes(blueprint, dtype, device)
     free = free_memory(device)
     if weights > free:
         raise CapacityError(
@@ -132,10 +134,22 @@ def return_memory(device: torch.device) -> None:
 
 def _checkpoint_dtype(blueprint: Blueprint) -> torch.dtype | None:
     sizes: dict[str, int] = {}
-    for tensor in blueprint.card.tensors.values():
-        sizes[tensor.dtype] = sizes.get(tensor.dtype, 0) + 1
+    for name, tensor in blueprint.card.tensors.items():
+        if not name.endswith(_SCALES):
+            sizes[tensor.dtype] = sizes.get(tensor.dtype, 0) + 1
     known = {name: count for name, count in sizes.items() if name in _SAFETENSORS_DTYPES}
     return _SAFETENSORS_DTYPES[max(known, key=lambda name: known[name])] if known else None
+
+
+def _weight_bytes(blueprint: Blueprint, dtype: torch.dtype, device: torch.device) -> int:
+    """Bytes of the weights on ``device``; block FP8 ones count as the byte that they are where they are kept. On
+    accelerators that is wherever a backend serves them, which is not known before they are loaded."""
+    wanted = blueprint.config.fp8_weights
+    keeps = wanted == "keep" or (wanted == "auto" and device.type == "cuda")
+    total = 0
+    for tensor in blueprint.card.tensors.values():
+        total += math.prod(tensor.shape) * (1 if keeps and tensor.dtype.startswith("F8_") else dtype.itemsize)
+    return total
 
 
 def _gib(num_bytes: int) -> str:

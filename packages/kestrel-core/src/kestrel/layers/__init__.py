@@ -9,6 +9,7 @@ from kestrel.layers.moe import Experts, MoE
 from kestrel.layers.norms import AddNorm, Deferred, LayerNorm, RMSNorm
 from kestrel.layers.parallel import LinearPair, LinearSum
 from kestrel.layers.rope import Angles, Rope
+from kestrel.layers.scaled import ScaledExperts, ScaledLinear, ScaledPacked, serves_scaled
 from kestrel.layers.stored import PackedPart, Stored, pack_weights, packed_parts
 from kestrel.ops.gated_delta_step import MixerWeights
 
@@ -32,10 +33,14 @@ __all__ = [
     "PagedAttention",
     "RMSNorm",
     "Rope",
+    "ScaledExperts",
+    "ScaledLinear",
+    "ScaledPacked",
     "Stored",
     "VisionAttention",
     "embed",
     "merge_media",
     "pack_weights",
     "packed_parts",
+    "serves_scaled",
 ]

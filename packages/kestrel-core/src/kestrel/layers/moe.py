@@ -9,6 +9,7 @@ from torch import nn
 
 from kestrel.layers.linear import Linear
 from kestrel.layers.mlp import MLP
+from kestrel.layers.scaled import ScaledExperts
 from kestrel.layers.stored import PackedPart, Stored
 from kestrel.ops.op import dtype_name
 from kestrel.spi.backend import OpQuery
@@ -73,7 +74,8 @@ class MoE(nn.Module):
     their likelihood among themselves.
 
     ``shared_hidden``: width of a ``shared_expert`` that every token passes as well, let through by σ of
-    ``shared_expert_gate`` (one number per token).
+    ``shared_expert_gate`` (one number per token). ``scaled``: the experts' weights are 8-bit floats
+    (``layers.scaled``).
     """
 
     def __init__(
@@ -86,17 +88,23 @@ class MoE(nn.Module):
         *,
         shared_hidden: int | None = None,
         activation: str = "silu_mul",
+        scaled: bool = False,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         self.top_k = top_k
         self.gate = Linear(ops, dim, experts, bias=False, dtype=dtype)
-        self.experts = Experts(ops, dim, hidden, experts, top_k, activation=activation, dtype=dtype)
+        made = ScaledExperts if scaled else Experts
+        self.experts: Experts | ScaledExperts = made(
+            ops, dim, hidden, experts, top_k, activation=activation, dtype=dtype
+        )
         name = dtype_name(dtype or torch.get_default_dtype())
         self._route = ops.resolve(OpQuery.of("moe_route", experts=experts, top_k=top_k, dtype=name))
         self.shared_expert: MLP | None = None
         if shared_hidden is not None:
-            self.shared_expert = MLP(ops, dim, shared_hidden, activation=activation, bias=False, dtype=dtype)
+            self.shared_expert = MLP(
+                ops, dim, shared_hidden, activation=activation, bias=False, scaled=scaled, dtype=dtype
+            )
             self.shared_expert_gate = Linear(ops, dim, 1, bias=False, dtype=dtype)
             add = OpQuery.of("output_gate", per_token=True, residual=True, dim=dim, dtype=name)
             self._add = ops.resolve(add)

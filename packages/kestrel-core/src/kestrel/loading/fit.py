@@ -125,6 +125,10 @@ def _mismatch(info: TensorInfo, slot: torch.Tensor, transform: Transform | None)
         shape, is_float = tuple(made.shape), made.dtype.is_floating_point
     if tuple(shape) != tuple(slot.shape):
         return f"{list(shape)} in the checkpoint, {list(slot.shape)} in the model"
+    if slot.dtype.is_floating_point and slot.dtype.itemsize == 1:
+        if _DTYPES.get(info.dtype) == slot.dtype:
+            return None
+        return f"{info.dtype} in the checkpoint, the model takes {slot.dtype}"
     if slot.dtype.is_floating_point != is_float:
         wants = "a float of 16 bits or more" if slot.dtype.is_floating_point else str(slot.dtype)
         return f"{info.dtype} in the checkpoint, the model takes {wants}"

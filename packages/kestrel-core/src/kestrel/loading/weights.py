@@ -36,7 +36,8 @@ def load_weights(
 ) -> None:
     """Fill ``module`` (built under ``torch.device("meta")``) from ``reader``, in place.
 
-    Floating-point tensors become ``dtype``, or the one that ``dtypes`` gives for their name; others keep theirs.
+    Floating-point tensors become ``dtype``, or the one that ``dtypes`` gives for their name; others, and 8-bit floats
+    in modules built for them, keep theirs.
     ``rename``: a function from the checkpoint's names to the module's, or a mapping of whole names and of prefixes
     that end with ".". A part of a ``layers.Packed`` is named like a submodule of it ("attn.qkv.q.weight").
     ``ignore``: checkpoint names to leave out, with the reason. ``transforms``: applied to the tensors of these module
@@ -63,7 +64,8 @@ def load_weights(
     ):
         slot = wanted[target.name]
         if target.name not in made:
-            kept = slot.dtype if not slot.dtype.is_floating_point else matching(dtypes, target.name) or dtype
+            is_own = not slot.dtype.is_floating_point or slot.dtype.itemsize == 1
+            kept = slot.dtype if is_own else matching(dtypes, target.name) or dtype
             made[target.name] = torch.empty(slot.shape, dtype=kept, device=device)
             _assign(module, target.name, made[target.name])
         transform = matching(transforms, new_name(name))
