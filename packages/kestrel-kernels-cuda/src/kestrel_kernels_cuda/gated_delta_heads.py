@@ -41,6 +41,14 @@ def convolved(y, weight, x):
 
 
 @triton.jit
+def asked(x_row, z_row, a_row, b_row, head, channels, in_e, e, E: tl.constexpr):
+    """What the projection before gives a value head: inputs of v, the output's gate, the gates before their bias."""
+    x = tl.load(x_row + channels, mask=in_e, other=0.0)
+    gate = tl.load(z_row + head * E + e, mask=e < E, other=0.0).to(tl.float32)
+    return x, gate, tl.load(a_row + head).to(tl.float32), tl.sigmoid(tl.load(b_row + head).to(tl.float32))
+
+
+@triton.jit
 def keep(
     pool, slot, stores, num_stores, row, kept, x, channels, mask,
     CHANNELS: tl.constexpr, TAPS: tl.constexpr, HAS_STORES: tl.constexpr,
@@ -87,7 +95,7 @@ def heads_kernel(
     qkv_stride, a_stride, b_stride, z_stride, num_stores, early, scale, eps,
     KEY_HEADS: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr, TILES: tl.constexpr, TAPS: tl.constexpr,
-    PARTS: tl.constexpr, AHEAD: tl.constexpr, HAS_STORES: tl.constexpr, PDL: tl.constexpr,
+    PARTS: tl.constexpr, AHEAD: tl.constexpr, HAS_STORES: tl.constexpr, THREADS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """``out`` [B, H, E]; ``conv_pool`` [slots, C, W - 1] and ``state_pool`` [slots, H, D, E] are updated in place.
 
@@ -131,12 +139,21 @@ def heads_kernel(
             nothing = tl.zeros((TILES, BLOCK_E), out.dtype.element_ty)
             tl.store(y_row + (first_head + own) * E + e, nothing, mask=e < E)
         return
+    a_row, b_row = a + row * a_stride, b + row * b_stride
+    x_v, gate, step, beta = asked(
+        x_row, z_row, a_row, b_row, first_head, 2 * KEYS + first_head * E + every_e, in_e, e, E
+    )
     x_q = tl.load(x_row + q_channels, mask=in_d, other=0.0)
     x_k = tl.load(x_row + k_channels, mask=in_d, other=0.0)
     q, k = convolved(past_q, last_q, x_q), convolved(past_k, last_k, x_k)
     from_q, from_k, overlap = tl.reduce((q * q, k * k, q * k), 0, add_triples)
     q_norm, k_norm = tl.rsqrt(from_q + 1e-6) * scale, tl.rsqrt(from_k + 1e-6)
     overlap *= q_norm * k_norm
+    if PARTS > 1:
+        tl.debug_barrier()  # every thread has read the old inputs of q and k
+        counter = readers + row * KEY_HEADS + key_head
+        at = tl.arange(0, THREADS)
+        ticket = tl.atomic_add(counter + at, 1, mask=at == 0, sem="relaxed")
     # Gathered in the tiles' layout: the compiler would rather convolve again in that, sixteen times as often.
     q, k = tl.gather(q * q_norm, d, axis=0), tl.gather(k * k_norm, d, axis=0)
 
@@ -147,10 +164,8 @@ def heads_kernel(
             kept_v, past_v, last_v = past(tail, conv_weight, v_channels, in_e, TAPS)
             rate = tl.exp(tl.load(a_log + head).to(tl.float32))
             bias = tl.load(dt_bias + head).to(tl.float32)
-        gate = tl.load(z_row + head * E + e, mask=e < E, other=0.0).to(tl.float32)
-        step = softplus(tl.load(a + row * a_stride + head).to(tl.float32) + bias)
-        decay, beta = tl.exp(-rate * step), tl.sigmoid(tl.load(b + row * b_stride + head).to(tl.float32))
-        x_v = tl.load(x_row + v_channels, mask=in_e, other=0.0)
+            x_v, gate, step, beta = asked(x_row, z_row, a_row, b_row, head, v_channels, in_e, e, E)
+        decay = tl.exp(-rate * softplus(step + bias))
         all_v = convolved(past_v, last_v, x_v)
 
         y = tl.zeros((TILES, BLOCK_E), tl.float32)
@@ -224,8 +239,7 @@ def heads_kernel(
         tl.store(y_row + head * E + e, y.to(out.dtype.element_ty), mask=e < E)
 
     if PARTS > 1:
-        counter = readers + row * KEY_HEADS + key_head
-        if tl.atomic_add(counter, 1, sem="relaxed") == PARTS - 1:
+        if tl.sum(tl.where(at == 0, ticket, 0), axis=0) == PARTS - 1:
             tl.store(counter, 0)
             keep(
                 conv_pool,

@@ -94,7 +94,7 @@ def step_launches(
                 *sources, z_THE, weights.norm_E, conv, state, view.slots_B, stores, readers, out_THE,
                 *strides, z_THE.stride(0), stores.shape[0], int(layer > 0), key_dim**-0.5, weights.eps,
             ),
-            {**shared, **tiles, "TAPS": taps, "HAS_STORES": stores.shape[0] > 0, **config},
+            {**shared, **tiles, "TAPS": taps, "HAS_STORES": stores.shape[0] > 0, "THREADS": 32 * config["num_warps"], **config},
         )  # fmt: skip
         return (step,), out_THE
     window = {"TAPS": taps, "WIDE": power_of_two(taps)}
