@@ -6,7 +6,6 @@ import random
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import pytest
@@ -136,15 +135,8 @@ def test_tokens_behind_the_last_sequence_come_out_finite(place: torch.device) ->
         assert fn(*make(shape, 1, place, torch.float32).args).isfinite().all()
 
 
-def _step(shape: RecurrentShape, seed: int, place: torch.device, dtype: torch.dtype, launches: int) -> Inputs:
-    """Inputs of a step that few programs take: one launch, or two where results must not depend on other rows."""
-    inputs = make_step(shape, seed, place, dtype)
-    return _swap(inputs, limits=replace(_view(inputs).limits, is_deterministic=launches == 2))
-
-
-@pytest.mark.parametrize("launches", [1, 2])
-def test_dead_rows_of_a_step_give_zeros_and_touch_no_live_slot(launches: int, place: torch.device) -> None:
-    inputs = _step(RecurrentShape(lens=(1,) * 5), 2, place, torch.float32, launches)
+def test_dead_rows_of_a_step_give_zeros_and_touch_no_live_slot(place: torch.device) -> None:
+    inputs = make_step(RecurrentShape(lens=(1,) * 5), 2, place, torch.float32)
     slots = _view(inputs).slots_B.clone()
     slots[torch.tensor([1, 3, 4])] = 0
     inputs = _swap(inputs, slots_B=slots)
@@ -158,31 +150,28 @@ def test_dead_rows_of_a_step_give_zeros_and_touch_no_live_slot(launches: int, pl
         assert torch.equal(now[:, kept].nan_to_num(), then[:, kept].nan_to_num())
 
 
-@pytest.mark.parametrize("launches", [1, 2])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("heads", [6, 16], ids=["one program for a key head", "two of them"])
+@pytest.mark.parametrize("heads", [6, 16], ids=["of three", "of eight"])
 def test_steps_after_steps_agree_with_the_reference(
-    launches: int, dtype: torch.dtype, heads: int, place: torch.device
+    dtype: torch.dtype, heads: int, place: torch.device
 ) -> None:
     shape = RecurrentShape(lens=(1,) * 3, key_heads=2, heads=heads, stores=((1, 1), (2, 1)))
-    mine, theirs = (_step(shape, 4, place, dtype, launches) for _ in range(2))
+    mine, theirs = (make_step(shape, 4, place, dtype) for _ in range(2))
     for _ in range(3):
         got, want = _run(gated_delta_step, mine), _run(OPS["gated_delta_step"].reference, theirs)
         _agree("gated_delta_step", got, want, dtype)
 
 
-@pytest.mark.parametrize("launches", [1, 2])
-def test_a_step_agrees_with_the_reference_for_the_published_head(launches: int, place: torch.device) -> None:
+def test_a_step_agrees_with_the_reference_for_the_published_head(place: torch.device) -> None:
     shape = RecurrentShape(lens=(1, 1), key_heads=1, heads=2, key_dim=128, value_dim=128, stores=((1, 1),))
     seed = random.randrange(2**30)
-    mine, theirs = (_step(shape, seed, place, torch.float32, launches) for _ in range(2))
+    mine, theirs = (make_step(shape, seed, place, torch.float32) for _ in range(2))
     got, want = _run(gated_delta_step, mine), _run(OPS["gated_delta_step"].reference, theirs)
     _agree("gated_delta_step", got, want, torch.float32)
 
 
-@pytest.mark.parametrize("launches", [1, 2])
-def test_a_step_takes_parts_of_one_projection(launches: int, place: torch.device) -> None:
-    plain, packed = (_step(RecurrentShape(lens=(1, 1)), 5, place, torch.float32, launches) for _ in range(2))
+def test_a_step_takes_parts_of_one_projection(place: torch.device) -> None:
+    plain, packed = (make_step(RecurrentShape(lens=(1, 1)), 5, place, torch.float32) for _ in range(2))
     sizes = [x[0].numel() for x in packed.args[:4]]
     joined = torch.cat([x.flatten(1) for x in packed.args[:4]], dim=1)
     parts = [
@@ -213,7 +202,7 @@ def _halved(inputs: Inputs) -> Inputs:
     return replace(_swap(inputs, parts=parts), written=(parts["state"][:, 1:],))
 
 
-@pytest.mark.parametrize("name", ["one launch", "two launches", "prefill"])
+@pytest.mark.parametrize("name", ["step", "prefill"])
 def test_states_may_be_kept_in_sixteen_bits(name: str, place: torch.device) -> None:
     if name == "prefill":
         op, fn = "gated_delta", gated_delta
@@ -222,7 +211,7 @@ def test_states_may_be_kept_in_sixteen_bits(name: str, place: torch.device) -> N
     else:
         op, fn = "gated_delta_step", gated_delta_step
         shape = RecurrentShape(lens=(1,) * 3, key_heads=2, heads=6, stores=((1, 1),))
-        inputs = _step(shape, 3, place, torch.float32, 1 if name == "one launch" else 2)
+        inputs = make_step(shape, 3, place, torch.float32)
     (out, state), (want, kept) = _run(fn, _halved(inputs)), _run(OPS[op].reference, _halved(inputs))
     torch.testing.assert_close(out, want, atol=1e-3, rtol=1e-3)
     torch.testing.assert_close(state, kept, atol=1e-2, rtol=1e-2, equal_nan=True)
@@ -271,14 +260,14 @@ def _far(inputs: Inputs) -> Inputs:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reserves memory that it does not use")
-@pytest.mark.parametrize("name", ["causal_conv", "gated_delta", "one launch", "two launches"])
+@pytest.mark.parametrize("name", ["causal_conv", "gated_delta", "step"])
 def test_slots_beyond_32_bit_offsets_are_found(name: str, place: torch.device) -> None:
     shape = RecurrentShape(lens=(2, 1, 3), stores=((0, 1), (2, 3)))
     if name in PREFILL:
         fn, make = PREFILL[name]
     else:
         shape = RecurrentShape(lens=(1,) * 3, key_heads=2, heads=6, stores=((1, 1),))
-        fn, make = gated_delta_step, partial(_step, launches=1 if name == "one launch" else 2)
+        fn, make = gated_delta_step, make_step
     near, far = (make(shape, 3, place, torch.bfloat16) for _ in range(2))
     want, got = _run(fn, near), _run(fn, _far(far))
     assert torch.equal(got[0], want[0])

@@ -21,7 +21,7 @@ from kestrel.ops.gated_delta_step import MixerWeights
 from kestrel.spi.batch import Limits, RecurrentView
 from kestrel_kernels_cuda.causal_conv import conv_launch
 from kestrel_kernels_cuda.gated_delta import delta_launches
-from kestrel_kernels_cuda.gated_delta_step import step_launches
+from kestrel_kernels_cuda.gated_delta_step import step_launch
 from kestrel_kernels_cuda.launch import Launch
 
 KEY_HEADS, HEADS, D, TAPS, LAYERS = 16, 32, 128, 4, 24
@@ -34,15 +34,11 @@ CHUNK_FLOPS = (
     2 * 64 * (2 * 64 * D + 2 * 64 * D + 64 * D + 3 * D * D)
 )  # of a chunk and value head, the inverse apart
 
-PAIR = {"LAUNCHES": 2, "PARTS": 1, "BLOCK_E": 64, "num_warps": 4}
 STEP: tuple[Mapping[str, int], ...] = tuple(
-    {"PARTS": parts, "BLOCK_E": block, "AHEAD": bool(ahead), "num_warps": warps, "maxnreg": most}
-    if most
-    else {"PARTS": parts, "BLOCK_E": block, "AHEAD": bool(ahead), "num_warps": warps}
-    for parts, block, ahead, warps, most in (
-        (2, 128, 0, 8, 0), (2, 128, 0, 8, 128), (2, 64, 0, 8, 0), (2, 64, 0, 4, 168), (2, 32, 0, 4, 0),
-        (1, 128, 0, 8, 128), (1, 64, 0, 8, 128), (1, 64, 1, 8, 0), (1, 64, 0, 4, 168), (1, 64, 0, 4, 128),
-        (1, 32, 0, 4, 0), (1, 32, 0, 4, 96), (1, 32, 1, 4, 128), (1, 32, 1, 4, 0), (1, 32, 0, 2, 0), (1, 16, 1, 2, 0),
+    {"BLOCK_E": block, "num_warps": warps, "maxnreg": most}
+    for block, warps, most in (
+        (128, 8, 255), (128, 8, 128), (64, 8, 255), (64, 8, 128), (64, 4, 255), (64, 4, 160), (64, 4, 128),
+        (32, 4, 128), (32, 2, 255), (32, 2, 168),
     )
 )  # fmt: skip
 CONV: tuple[Mapping[str, int], ...] = tuple(
@@ -107,11 +103,11 @@ def steps(batch: int) -> Work:
     )
 
     def build(config: Mapping[str, int] | None, i: int) -> tuple[Launch, ...]:
-        return step_launches(qkv, z_THE, a, b, weights, KEY_HEADS, view, 1 + i % (layers - 1), config)[0]
+        return step_launch(qkv, z_THE, a, b, weights, KEY_HEADS, view, 1 + i % (layers - 1), config)[:1]
 
     conv = CHANNELS * (2 * (TAPS - 1) + 1) * 2
     moved = batch * (2 * STATE + conv + 2 * HEADS * D * 2) + CHANNELS * TAPS * 2
-    return Work(kernel="step", what=f"{batch} rows", configs=(PAIR, *STEP), build=build, moved=moved)
+    return Work(kernel="step", what=f"{batch} rows", configs=STEP, build=build, moved=moved)
 
 
 def prefills(lens: tuple[int, ...]) -> Iterator[Work]:

@@ -17,7 +17,7 @@ import triton.language as tl
 from kestrel.spi import Impl, No, OpQuery, Yes
 from kestrel.spi.batch import RecurrentView
 from kestrel_kernels_cuda.compiling import CompileCase
-from kestrel_kernels_cuda.gated_delta_rows import stores_of
+from kestrel_kernels_cuda.gated_delta_parts import stores_of
 from kestrel_kernels_cuda.launch import Launch, compile_case_of, dtype_of, refuse_dtype
 from kestrel_kernels_cuda.recurrent_plan import meta_view, plan_of
 

@@ -17,6 +17,7 @@ from kestrel_kernels_cuda.devices import arch_of, family_of
 from kestrel_kernels_cuda.gated_delta_chunks import scan_kernel, solve_kernel, store_kernel
 from kestrel_kernels_cuda.launch import Launch, compile_case_of, dtype_of, jobs_of, power_of_two, refuse_dtype
 from kestrel_kernels_cuda.recurrent_plan import CHUNK, meta_view, plan_of
+from kestrel_kernels_cuda.wide_states import float32_states
 
 __all__ = ["IMPLS", "compile_cases", "delta_launches", "gated_delta"]
 
@@ -39,12 +40,6 @@ def configs_for(
     return {"num_warps": 4, "num_stages": 1}, {"BLOCK_E": block, "num_warps": warps, "STAGES": 2}
 
 
-def store_warps(state: torch.dtype, key_dim: int) -> int:
-    """Warps of ``store_kernel``. On eight, ptxas 12.8 makes a product of wide heads in 16 bits whose operand lies
-    anywhere in shared memory (see ``assembly``)."""
-    return 4 if state.itemsize == 2 and key_dim > 64 else 8
-
-
 def delta_launches(
     q_TKD: torch.Tensor,
     k_TKD: torch.Tensor,
@@ -61,6 +56,9 @@ def delta_launches(
     (tokens, key_heads, key_dim), (heads, value_dim) = q_TKD.shape, v_THE.shape[1:]
     pool_SHDE = view.parts[part][layer]
     assert pool_SHDE.is_contiguous(), "a layer's slots lie side by side"
+    assert pool_SHDE.dtype == torch.float32, (
+        "ptxas 12.8 miscompiles the kernels over narrow states, see ``assembly``"
+    )
     q, k, v = (x if x.stride()[1:] == (x.shape[2], 1) else x.contiguous() for x in (q_TKD, k_TKD, v_THE))
     gate, beta = (x if x.stride(1) == 1 else x.contiguous() for x in (gate_TH, beta_TH))
     plan = plan_of(view, layer, tokens)
@@ -102,7 +100,7 @@ def delta_launches(
         store_kernel,
         (triton.cdiv(value_dim, block), heads, view.stores.shape[0] * bool(tokens)),
         (k, w, u, factors, pool_SHDE, view.cu_seqlens, view.stores, tokens, k.stride(0)),
-        {**shared, "BLOCK_E": block, "num_warps": store_warps(pool_SHDE.dtype, key_dim)},
+        {**shared, "BLOCK_E": block, "num_warps": 8},
     )
     return solve, scan, store, out_THE
 
@@ -118,6 +116,10 @@ def gated_delta(
     part: str = "state",
 ) -> torch.Tensor:
     """As ``kestrel.ops.gated_delta``."""
+    if view.parts[part].dtype != torch.float32:
+        plan_of(view, layer, v_THE.shape[0])  # for the layers behind this one too
+        with float32_states(view, layer, part) as wide:
+            return gated_delta(q_TKD, k_TKD, v_THE, gate_TH, beta_TH, wide, layer, part)
     *launches, out_THE = delta_launches(q_TKD, k_TKD, v_THE, gate_TH, beta_TH, view, layer, part)
     for launch in launches:
         launch.run()
@@ -150,10 +152,9 @@ def _bare_launches(
     stores: int,
     tokens: int,
     arch: int | None = None,
-    state: torch.dtype = torch.float32,
 ) -> tuple[Launch, Launch, Launch]:
-    """Launches without memory, with ``stores`` checkpoints of states in dtype ``state``, as ``arch`` (None: this
-    device's) has them. They do not depend on sequences."""
+    """Launches without memory, with ``stores`` checkpoints, as ``arch`` (None: this device's) has them. They do not
+    depend on sequences."""
     keys, values, rows = key_heads * key_dim, heads * value_dim, 2
 
     def empty(*shape: int, dtype: torch.dtype = dtype) -> torch.Tensor:
@@ -163,7 +164,7 @@ def _bare_launches(
     q, k, v = empty(tokens, 2 * keys + values).split_with_sizes([keys, keys, values], dim=1)
     q, k, v = q.unflatten(1, (key_heads, -1)), k.unflatten(1, (key_heads, -1)), v.unflatten(1, (heads, -1))
     gates = empty(tokens, heads, dtype=torch.float32)
-    pool = empty(1, 2, heads, key_dim, value_dim, dtype=state)
+    pool = empty(1, 2, heads, key_dim, value_dim, dtype=torch.float32)
     configs = (None, None) if arch is None else configs_for(arch, key_dim, value_dim, tokens, dtype.itemsize)
     view = meta_view({"state": pool}, rows, tokens, stores)
     return delta_launches(q, k, v, gates, gates, view, 0, configs=configs)[:3]
@@ -186,8 +187,7 @@ IMPLS: Mapping[str, Impl] = {"gated_delta": Impl(supports=supports, fn=gated_del
 
 
 def compile_cases() -> Iterator[CompileCase]:
-    """The published head, for few tokens and for many, with checkpoints and without; states of 16 bits in heads of
-    several sizes."""
+    """The published head, for few tokens and for many, with checkpoints and without."""
     for arch in (80, 90):
         for tokens in (FEW, 2 * FEW):
             for stores in (0, 2):
@@ -195,8 +195,3 @@ def compile_cases() -> Iterator[CompileCase]:
                 for launch in launches if stores else launches[:2]:
                     label = f"{launch.kernel.__name__}, {tokens} tokens, {stores} checkpoints"
                     yield compile_case_of(f"gated_delta {label}, sm_{arch}", launch, (arch,))
-    for size in (128, 64, 32):
-        launches = _bare_launches(2, 4, size, size, torch.bfloat16, 2, FEW, 90, torch.bfloat16)
-        for launch in launches[1:]:
-            label = f"{launch.kernel.__name__}, heads of {size}, states of 16 bits"
-            yield compile_case_of(f"gated_delta {label}", launch, (90,))

@@ -247,10 +247,5 @@ def store_kernel(
     gamma_end = tl.load(line + count - 1)
     new = u_tile - tl.dot(w_tile, state.to(k_tile.dtype), input_precision=PRECISION)
     weight = k_norm * tl.exp(tl.minimum(gamma_end - gamma, 0.0))
-    state *= tl.exp(gamma_end)
-    added = new * weight[:, None]
-    if pool.dtype.element_ty == tl.float32:
-        state = add_product(state, tl.trans(k_tile), added, PRECISION)
-    else:  # a narrow state keeps nothing of a second part
-        state = tl.dot(tl.trans(k_tile), added.to(k_tile.dtype), state, input_precision=PRECISION)
+    state = add_product(state * tl.exp(gamma_end), tl.trans(k_tile), new * weight[:, None], PRECISION)
     tl.store(place, state.to(pool.dtype.element_ty), mask=inside)

@@ -1,6 +1,6 @@
 """gated_delta_step: a gated DeltaNet mixer between its projections, one token per sequence.
 
-One launch, see ``gated_delta_heads``; here is how its programs are dealt out.
+One launch of ``gated_delta_heads``' kernel.
 
 Letters: B rows, K key heads, H value heads, D key dim, E value dim, C = 2KD + HE channels, W taps, M stores.
 """
@@ -18,38 +18,28 @@ from kestrel.spi import Impl, No, OpQuery, Yes
 from kestrel.spi.batch import RecurrentView
 from kestrel_kernels_cuda.compiling import CompileCase
 from kestrel_kernels_cuda.gated_delta_heads import heads_kernel
-from kestrel_kernels_cuda.gated_delta_rows import mix_kernel, rule_kernel
 from kestrel_kernels_cuda.launch import Launch, compile_case_of, dtype_of, power_of_two, refuse_dtype
-from kestrel_kernels_cuda.linear_launch import overlaps_on
 from kestrel_kernels_cuda.linear_scratch import counters
-from kestrel_kernels_cuda.overlap import overlapped
+from kestrel_kernels_cuda.overlap import overlap, overlapped
 from kestrel_kernels_cuda.recurrent_plan import meta_view
 
-__all__ = ["IMPLS", "compile_cases", "gated_delta_step", "step_launches"]
+__all__ = ["IMPLS", "compile_cases", "gated_delta_step", "step_launch"]
 
 LARGEST = 16384  # numbers of a head's state that a program holds in registers
 
-FEW = 132  # programs that leave multiprocessors of the largest device idle
-MOST_HEADS = 4  # that one program has
+REGISTERS = (
+    168  # of a thread: three programs of the published head share a multiprocessor (measured on an H200)
+)
 
 
-def _config(
-    key_dim: int, value_dim: int, group: int, programs: int, is_deterministic: bool
-) -> dict[str, int | bool]:
-    """For a few programs (rows times heads) each has one head, whole, read by many threads. Of many, each has the heads
-    of a key head, whose channels it convolves once, in tiles, so that a multiprocessor holds several of them. Sums of
-    the two differ in their order."""
-    block_d, block_e = power_of_two(key_dim), power_of_two(value_dim)
-    if programs <= FEW and not is_deterministic:
-        warps = min(8, max(1, block_d * block_e // 1024))
-        return {"PARTS": group, "BLOCK_E": block_e, "AHEAD": False, "num_warps": warps}
-    block_e = min(32, block_e)
-    parts = next(n for n in range(1, group + 1) if group % n == 0 and group // n <= MOST_HEADS)
-    warps = min(4, max(1, block_d * block_e // 1024))
-    return {"PARTS": parts, "BLOCK_E": block_e, "AHEAD": False, "num_warps": warps}
+def _config(key_dim: int, value_dim: int, itemsize: int) -> dict[str, int]:
+    """One for every number of rows, so that a row's results do not depend on the others."""
+    block_e = min(64, power_of_two(value_dim))
+    warps = min(4, max(1, power_of_two(key_dim) * block_e // 1024))
+    return {"BLOCK_E": block_e, "num_warps": warps} | ({"maxnreg": REGISTERS} if itemsize == 2 else {})
 
 
-def step_launches(
+def step_launch(
     qkv_TC: torch.Tensor,
     z_THE: torch.Tensor,
     a_TH: torch.Tensor,
@@ -59,8 +49,8 @@ def step_launches(
     view: RecurrentView,
     layer: int,
     config: Mapping[str, int] | None = None,
-) -> tuple[tuple[Launch, ...], torch.Tensor]:
-    """The launches, in order, and their output [T, H, E]. ``config``: instead of the committed one."""
+) -> tuple[Launch, torch.Tensor]:
+    """The launch and its output [T, H, E]. ``config``: instead of the committed one."""
     tokens, heads, value_dim = z_THE.shape
     channels, taps = weights.conv_CW.shape
     key_dim = (channels - heads * value_dim) // (2 * key_heads)
@@ -72,51 +62,26 @@ def step_launches(
     if z_THE.stride()[1:] != (value_dim, 1):
         z_THE = z_THE.contiguous()
     out_THE = torch.empty(tokens, heads, value_dim, dtype=qkv_TC.dtype, device=device)
-    group = heads // key_heads
-    limits = view.limits
-    config = dict(config or _config(key_dim, value_dim, group, tokens * heads, limits.is_deterministic))
-    launches, block_e = config.pop("LAUNCHES", 1), config["BLOCK_E"]
-    shared: dict[str, Any] = {"KEY_HEADS": key_heads, "HEADS": heads, "D": key_dim, "E": value_dim}
-    shared |= {"BLOCK_D": power_of_two(key_dim), "PDL": overlaps_on(device)}
-    if shared["PDL"]:
-        shared["launch_pdl"] = True
-    tiles = {"TILES": power_of_two(value_dim) // block_e}
-    sources = (qkv_TC, a_TH, b_TH, weights.conv_CW, weights.a_log_H, weights.dt_bias_H)
-    strides, stores = (qkv_TC.stride(0), a_TH.stride(0), b_TH.stride(0)), view.stores
-    if launches == 1:
-        readers = once_per_launch(
-            view, layer, f"gated_delta_step {key_heads}", lambda view: counters(device, tokens * key_heads)
-        )
-        step = Launch(
-            heads_kernel,
-            (key_heads * config["PARTS"], tokens),
-            (
-                *sources, z_THE, weights.norm_E, conv, state, view.slots_B, stores, readers, out_THE,
-                *strides, z_THE.stride(0), stores.shape[0], int(layer > 0), key_dim**-0.5, weights.eps,
-            ),
-            {**shared, **tiles, "TAPS": taps, "HAS_STORES": stores.shape[0] > 0, "THREADS": 32 * config["num_warps"], **config},
-        )  # fmt: skip
-        return (step,), out_THE
-    window = {"TAPS": taps, "WIDE": power_of_two(taps)}
-    config = {name: value for name, value in config.items() if name in ("BLOCK_E", "num_warps")}
-    mixed = torch.empty(tokens, channels, dtype=torch.float32, device=device)
-    gates = torch.empty(tokens, 2 * heads + key_heads, dtype=torch.float32, device=device)
-    mix = Launch(
-        mix_kernel,
-        (key_heads + heads, tokens),
-        (*sources, conv, view.slots_B, stores, mixed, gates, *strides, stores.shape[0], key_dim**-0.5),
-        {**shared, **window, "BLOCK_E": power_of_two(value_dim), "num_warps": 4},
+    readers = once_per_launch(
+        view, layer, f"gated_delta_step {key_heads}", lambda view: counters(device, tokens * key_heads)
     )
-    rule = Launch(
-        rule_kernel,
+    config = config or _config(key_dim, value_dim, qkv_TC.element_size())
+    meta: dict[str, Any] = {
+        "KEY_HEADS": key_heads, "HEADS": heads, "D": key_dim, "E": value_dim, "BLOCK_D": power_of_two(key_dim),
+        "TILES": power_of_two(value_dim) // config["BLOCK_E"], "TAPS": taps,
+        "THREADS": 32 * config["num_warps"], **overlap(device), **config,
+    }  # fmt: skip
+    launch = Launch(
+        heads_kernel,
         (heads, tokens),
         (
-            mixed, gates, z_THE, weights.norm_E, state, view.slots_B, stores, out_THE,
-            z_THE.stride(0), stores.shape[0], weights.eps,
+            qkv_TC, a_TH, b_TH, weights.conv_CW, weights.a_log_H, weights.dt_bias_H, z_THE, weights.norm_E, conv,
+            state, view.slots_B, readers, out_THE, qkv_TC.stride(0), a_TH.stride(0), b_TH.stride(0),
+            z_THE.stride(0), int(layer > 0), key_dim**-0.5, weights.eps,
         ),
-        {**shared, **tiles, **config},
+        meta,
     )  # fmt: skip
-    return (mix, rule), out_THE
+    return launch, out_THE
 
 
 def gated_delta_step(
@@ -130,10 +95,19 @@ def gated_delta_step(
     layer: int,
 ) -> torch.Tensor:
     """As ``kestrel.ops.gated_delta_step``."""
-    launches, out_THE = step_launches(qkv_TC, z_THE, a_TH, b_TH, weights, key_heads, view, layer)
-    for launch in launches:
-        launch.run()
+    launch, out_THE = step_launch(qkv_TC, z_THE, a_TH, b_TH, weights, key_heads, view, layer)
+    launch.run()
+    if view.stores.shape[0]:
+        _store(view, layer)
     return out_THE
+
+
+def _store(view: RecurrentView, layer: int) -> None:
+    """Copy rows' states to their checkpoints: only prompts have any, and few bring but one new token."""
+    rows, targets = view.stores[:, 0], view.stores[:, 2]
+    for name in ("conv", "state"):
+        pool = view.parts[name][layer]
+        pool.index_copy_(0, targets, pool.index_select(0, view.slots_B.index_select(0, rows)))
 
 
 def supports(query: OpQuery) -> Yes | No:
@@ -155,18 +129,11 @@ def supports(query: OpQuery) -> Yes | No:
     return Yes()
 
 
-def _bare_launches(
-    key_heads: int,
-    heads: int,
-    key_dim: int,
-    value_dim: int,
-    taps: int,
-    dtype: torch.dtype,
-    rows: int,
-    stores: int = 0,
-) -> tuple[Launch, ...]:
-    """Launches of ``rows`` without memory."""
-    keys, values = key_heads * key_dim, heads * value_dim
+def _bare_launch(
+    key_heads: int, heads: int, key_dim: int, value_dim: int, taps: int, dtype: torch.dtype
+) -> Launch:
+    """A launch without memory; it does not depend on rows."""
+    keys, values, rows = key_heads * key_dim, heads * value_dim, 2
 
     def empty(*shape: int, dtype: torch.dtype = dtype) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device="meta")
@@ -185,35 +152,22 @@ def _bare_launches(
     sizes = [2 * keys + values, values, heads, heads]
     qkv, z, b, a = empty(rows, sum(sizes)).split_with_sizes(sizes, dim=1)
     z_THE = z.unflatten(1, (heads, value_dim))
-    view = meta_view(parts, rows, rows, stores)
-    return step_launches(qkv, z_THE, a, b, weights, key_heads, view, 0)[0]
+    view = meta_view(parts, rows, rows)
+    return step_launch(qkv, z_THE, a, b, weights, key_heads, view, 0)[0]
 
 
 def _warm(query: OpQuery, row_counts: Sequence[int]) -> Iterable[Callable[[], object]]:
-    """A job for launches of many programs, and one for those of few where there are such."""
-    key_heads, heads, *sizes = (
-        query.get(name) for name in ("key_heads", "heads", "key_dim", "value_dim", "taps")
-    )
-    for rows in {1 if rows * heads <= FEW else FEW for rows in (*row_counts, FEW)}:
-        for stores in (0, 2):
-            for launch in _bare_launches(key_heads, heads, *sizes, dtype_of(query), rows, stores):
-                yield launch.compile
+    names = ("key_heads", "heads", "key_dim", "value_dim", "taps")
+    key_heads, heads, key_dim, value_dim, taps = (query.get(name) for name in names)
+    return (_bare_launch(key_heads, heads, key_dim, value_dim, taps, dtype_of(query)).compile,)
 
 
 IMPLS: Mapping[str, Impl] = {"gated_delta_step": Impl(supports=supports, fn=gated_delta_step, warm=_warm)}
 
 
 def compile_cases() -> Iterator[CompileCase]:
-    """The published head: few rows and many, and float32 without groups."""
-    for name, key_heads, dtype, rows, stores in (
-        ("bf16, few", 16, torch.bfloat16, 1, 0),
-        ("bf16, few", 16, torch.bfloat16, 1, 2),
-        ("bf16, many", 16, torch.bfloat16, 64, 0),
-        ("bf16, many", 16, torch.bfloat16, 64, 2),
-        ("float32", 32, torch.float32, 64, 2),
-    ):
-        (launch,) = _bare_launches(key_heads, 32, 128, 128, 4, dtype, rows, stores)
-        yield compile_case_of(f"gated_delta_step {name}, {stores} checkpoints", launch)
-        yield compile_case_of(
-            f"gated_delta_step {name}, {stores} checkpoints, overlapped", overlapped(launch)
-        )
+    """The published head, and float32 without groups."""
+    for name, key_heads, dtype in (("bf16", 16, torch.bfloat16), ("float32", 32, torch.float32)):
+        launch = _bare_launch(key_heads, 32, 128, 128, 4, dtype)
+        yield compile_case_of(f"gated_delta_step {name}", launch)
+        yield compile_case_of(f"gated_delta_step {name}, overlapped", overlapped(launch))

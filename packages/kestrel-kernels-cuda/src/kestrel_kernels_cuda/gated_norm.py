@@ -13,7 +13,7 @@ import triton.language as tl
 
 from kestrel.spi import Impl, No, OpQuery, Yes
 from kestrel_kernels_cuda.compiling import CompileCase
-from kestrel_kernels_cuda.gated_delta_rows import softplus
+from kestrel_kernels_cuda.gated_delta_parts import softplus
 from kestrel_kernels_cuda.launch import (
     Launch,
     compile_case_of,

@@ -57,7 +57,7 @@ _compiling: dict[str, Lock] = {}
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """``kernel`` over ``grid`` with positional ``args``; ``meta``: constants, ``num_warps`` and ``num_stages``."""
+    """``kernel`` over ``grid`` with positional ``args``; ``meta``: constants, and options of the compiler."""
 
     kernel: Any
     grid: tuple[int, ...]
@@ -100,15 +100,15 @@ def compile_case_of(name: str, launch: Launch, archs: tuple[int, ...] | None = N
     names = launch.kernel.arg_names[: len(launch.args)]
     given = dict(zip(names, launch.args, strict=True))
     options = {key: launch.meta[key] for key in ("num_warps", "num_stages") if key in launch.meta}
-    overlaps = {"launch_pdl": True} if "launch_pdl" in launch.meta else {}
-    constants = {key: value for key, value in launch.meta.items() if key not in options | overlaps}
+    others = {key: launch.meta[key] for key in ("launch_pdl", "maxnreg") if key in launch.meta}
+    constants = {key: value for key, value in launch.meta.items() if key not in options | others}
     return CompileCase(
         name=name,
         kernel=launch.kernel,
         signature={name: _spelled(value) for name, value in given.items() if value is not None},
         constexprs=constants | {name: None for name, value in given.items() if value is None},
-        archs=archs or ((90,) if overlaps else (80, 90)),
-        options=overlaps,
+        archs=archs or ((90,) if "launch_pdl" in others else (80, 90)),
+        options=others,
         aligned=_multiples_of_16(launch),
         **options,
     )
