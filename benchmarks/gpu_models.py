@@ -15,10 +15,11 @@ from kestrel_moondream.config import MoondreamConfig
 from kestrel_moondream.model import MoondreamModel
 from kestrel_moondream.tiny import _tokenizer as moondream_tokenizer
 from kestrel_qwen.config import QwenConfig
+from kestrel_qwen.fp8 import is_kept, quantised
 from kestrel_qwen.released import released_shapes
 from kestrel_qwen.tiny import write_sides
 
-__all__ = ["WHISPER_EOT", "write_moondream", "write_qwen", "write_whisper"]
+__all__ = ["WHISPER_EOT", "eight_bit_weights", "write_moondream", "write_qwen", "write_whisper"]
 
 # hidden, layers, feed-forward (0: experts), heads, key heads, linear value heads, tied
 QWEN = {
@@ -35,14 +36,30 @@ WHISPER = {  # width, encoder layers, decoder layers, heads, mel bins
 WHISPER_EOT = 256
 
 
-def write_qwen(directory: Path, size: str, device: torch.device) -> None:
-    """Qwen 3.5 of ``size`` without its vision tower, bfloat16; its tokenizer has one token per byte."""
+def write_qwen(directory: Path, size: str, device: torch.device, *, fp8: bool = False) -> None:
+    """Qwen 3.5 of ``size`` without its vision tower, bfloat16 or block FP8; its tokenizer has one token per byte."""
+    config = _qwen_config(size)
+    blocks = {"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "dynamic"}
+    given = {"quantization_config": blocks} if fp8 else {}
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "config.json").write_text(json.dumps(config | given), encoding="utf-8")
+    _save(directory, released_shapes(QwenConfig.from_hf(config)), device, fp8=fp8)
+    write_sides(directory)
+
+
+def eight_bit_weights(size: str) -> int:
+    """How many weights of a dense Qwen of ``size`` are 8-bit floats in an FP8 checkpoint."""
+    shapes = released_shapes(QwenConfig.from_hf(_qwen_config(size)))
+    return sum(torch.Size(shape).numel() for name, shape in shapes.items() if is_kept(name))
+
+
+def _qwen_config(size: str) -> dict[str, Any]:
     hidden, layers, wide, heads, kv_heads, value_heads, tied = QWEN[size]
     experts = {
         "num_experts": 256, "num_experts_per_tok": 8, "moe_intermediate_size": 512,
         "shared_expert_intermediate_size": 512,
     }  # fmt: skip
-    config = {
+    return {
         "model_type": "qwen3_5_text" if wide else "qwen3_5_moe_text", "vocab_size": 248_320, "hidden_size": hidden,
         "num_hidden_layers": layers, "num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": 256,
         "rms_norm_eps": 1e-6, "max_position_embeddings": 262_144, "linear_num_key_heads": 16,
@@ -55,10 +72,6 @@ def write_qwen(directory: Path, size: str, device: torch.device) -> None:
         "tie_word_embeddings": tied,
         **({"intermediate_size": wide} if wide else experts),
     }  # fmt: skip
-    directory.mkdir(parents=True, exist_ok=True)
-    (directory / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    _save(directory, released_shapes(QwenConfig.from_hf(config)), device)
-    write_sides(directory)
 
 
 def write_moondream(directory: Path, device: torch.device) -> None:
@@ -113,7 +126,9 @@ def write_whisper(directory: Path, size: str, device: torch.device) -> None:
     (directory / "generation_config.json").write_text(json.dumps(generation), encoding="utf-8")
 
 
-def _save(directory: Path, shapes: Mapping[str, tuple[int, ...]], device: torch.device) -> None:
+def _save(
+    directory: Path, shapes: Mapping[str, tuple[int, ...]], device: torch.device, *, fp8: bool = False
+) -> None:
     torch.manual_seed(0)
     tensors: dict[str, Any] = {}
     for name, shape in shapes.items():
@@ -126,5 +141,9 @@ def _save(directory: Path, shapes: Mapping[str, tuple[int, ...]], device: torch.
             values = values * 0.1 + (0.0 if name.endswith("bias") else 1.0)
         else:
             values *= 0.1
-        tensors[name] = values.cpu()
+        if fp8 and is_kept(name):
+            eight, scale = quantised(values)
+            tensors[name], tensors[f"{name}_scale_inv"] = eight.cpu(), scale.to(torch.bfloat16).cpu()
+        else:
+            tensors[name] = values.cpu()
     save_file(tensors, directory / "model.safetensors")
