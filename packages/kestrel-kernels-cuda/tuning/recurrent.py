@@ -35,10 +35,10 @@ CHUNK_FLOPS = (
 )  # of a chunk and value head, the inverse apart
 
 STEP: tuple[Mapping[str, int], ...] = tuple(
-    {"BLOCK_E": block, "num_warps": warps, "maxnreg": most}
-    for block, warps, most in (
-        (128, 8, 255), (128, 8, 128), (64, 8, 255), (64, 8, 128), (64, 4, 255), (64, 4, 160), (64, 4, 128),
-        (32, 4, 128), (32, 2, 255), (32, 2, 168),
+    {"BLOCK_E": block, "num_warps": warps, "maxnreg": most, "PREFETCH": bool(prefetch)}
+    for block, warps, most, prefetch in (
+        (64, 4, 168, 0), (64, 4, 168, 1), (64, 4, 128, 1), (64, 8, 128, 0), (64, 8, 128, 1), (128, 8, 128, 1),
+        (32, 4, 128, 0), (32, 4, 128, 1), (32, 2, 168, 1), (32, 4, 96, 1),
     )
 )  # fmt: skip
 CONV: tuple[Mapping[str, int], ...] = tuple(

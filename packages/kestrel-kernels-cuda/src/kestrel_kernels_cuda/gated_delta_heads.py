@@ -51,6 +51,20 @@ def keep(tail, kept, x, channels, mask, TAPS: tl.constexpr):
 
 
 @triton.jit
+def ask_for(start, BYTES: tl.constexpr, THREADS: tl.constexpr):
+    """Have the second-level cache read ``BYTES`` (a multiple of 16) from ``start`` on, which one thread asks for."""
+    thread = tl.arange(0, THREADS)
+    tl.inline_asm_elementwise(
+        "{ .reg .pred p; setp.eq.s32 p, $2, 0; @p cp.async.bulk.prefetch.L2.global [$1], $3; mov.u32 $0, 0; }",
+        "=r,l,r,r",
+        [start.to(tl.int64) + tl.zeros_like(thread), thread, tl.full((THREADS,), BYTES, tl.int32)],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@triton.jit
 def load_tile(home, d, column, first, D: tl.constexpr, E: tl.constexpr, EVEN: tl.constexpr):
     """Columns ``first`` + ``column`` of a state, float32."""
     place = home + first + (d[:, None] * E + column[None, :])
@@ -77,14 +91,15 @@ def heads_kernel(
     qkv_stride, a_stride, b_stride, z_stride, early, scale, eps,
     KEY_HEADS: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr, TILES: tl.constexpr, TAPS: tl.constexpr,
-    THREADS: tl.constexpr, PDL: tl.constexpr,
+    THREADS: tl.constexpr, PREFETCH: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """``out`` [B, H, E]; ``conv_pool`` [slots, C, W - 1] and ``state_pool`` [slots, H, D, E] are updated in place.
 
-    A state has TILES tiles of BLOCK_E columns. Rows of scratch slot 0 give zeros. ``readers`` int32 [B, K] is zero
-    before and after. ``early`` is 0 or 1. If 1, slots, states and kept inputs are read while the kernel before runs,
-    which the first such launch of a step makes safe: it is not early, and lets no kernel begin before all of those
-    before it have ended.
+    A state has TILES tiles of BLOCK_E columns; PREFETCH: all are asked for at once (where kernels overlap). Rows of
+    scratch slot 0 give zeros. ``readers`` int32 [B, K] is zero before and after.
+
+    ``early`` is 0 or 1. If 1, slots, states and kept inputs are read while the kernel before runs, which the first such
+    launch of a step makes safe: it is not early, and lets no kernel begin before all of those before it have ended.
     """
     if early == 0:
         wait_for_previous(PDL)
@@ -103,6 +118,9 @@ def heads_kernel(
 
     slot = tl.load(slots + row)
     home = state_pool + (slot * HEADS + head) * (D * E)
+    BYTES: tl.constexpr = D * E * state_pool.dtype.element_ty.primitive_bitwidth // 8
+    if PREFETCH and PDL and BYTES % 16 == 0:
+        ask_for(home, BYTES, THREADS)
     state = load_tile(home, d, column, 0, D, E, EVEN)
     tail = conv_pool + slot * (CHANNELS * (TAPS - 1))
     kept_q, past_q, last_q = past(tail, conv_weight, q_channels, in_d, TAPS)

@@ -36,7 +36,9 @@ def _config(key_dim: int, value_dim: int, itemsize: int) -> dict[str, int]:
     """One for every number of rows, so that a row's results do not depend on the others."""
     block_e = min(64, power_of_two(value_dim))
     warps = min(4, max(1, power_of_two(key_dim) * block_e // 1024))
-    return {"BLOCK_E": block_e, "num_warps": warps} | ({"maxnreg": REGISTERS} if itemsize == 2 else {})
+    return {"BLOCK_E": block_e, "num_warps": warps, "PREFETCH": True} | (
+        {"maxnreg": REGISTERS} if itemsize == 2 else {}
+    )
 
 
 def step_launch(
