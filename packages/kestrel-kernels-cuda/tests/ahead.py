@@ -96,6 +96,18 @@ def call(*arguments: object, **options: object) -> object:
     return fn(*given, **options)
 
 
+def product_calls() -> Iterator[Call]:
+    """Products of a few rows with weights that the table knows: one after a norm that asks for it, one by itself."""
+    rows, k = 16, 2560
+    x, gain = empty(rows, k), empty(k)
+    facts = {"k": k, "epilogue": None, "bias": False, "rows": rows, "dtype": "bfloat16"}
+    yield (
+        OpQuery.of("norm_linear", kind="rms_plus_one", n=10240, **facts),
+        lambda fn: fn(x, empty(10240, k), kind="rms_plus_one", gain=gain, eps=1e-6),
+    )
+    yield OpQuery.of("linear", n=12352, **facts), lambda fn: fn(x, empty(12352, k))
+
+
 def layer_calls() -> Iterator[Call]:
     """The ops of layers."""
     x, weight = empty(ROWS, 96), empty(96)
@@ -272,7 +284,7 @@ def main() -> None:
     Launch.run = Launch.compile  # type: ignore[method-assign]
     impls, late = CudaBackend().impls(), {}
     warmed: set[OpQuery] = set()
-    for query, make_call in (*layer_calls(), *recurrent_calls(), *sampling_calls()):
+    for query, make_call in (*layer_calls(), *product_calls(), *recurrent_calls(), *sampling_calls()):
         for job in (
             ()
             if query in warmed

@@ -13,6 +13,7 @@ from kestrel.ops.linear import ROW_BUCKETS, linear
 from kestrel.ops.norm_linear import norm_linear
 from kestrel.spi import No, OpQuery, Yes
 from kestrel_kernels_cuda.linear import IMPLS, supports_norm
+from kestrel_kernels_cuda.linear_ahead import ahead_launch
 from kestrel_kernels_cuda.linear_blas import product
 from kestrel_kernels_cuda.linear_config import Config, Product, _table, choose, default, is_gated
 from kestrel_kernels_cuda.linear_launch import Norm, Operands, arch_of, launch
@@ -122,6 +123,34 @@ def test_bands_take_the_norm_before_them(
     started.run()
     tolerance = 1e-4 if place.type == "cpu" else 8e-2
     torch.testing.assert_close(out, _reference(operands), rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("kind", ["rms", "rms_plus_one", "layer"])
+@pytest.mark.parametrize("rows", [2, 150])
+def test_a_norm_that_asks_for_a_weight_is_a_norm(place: torch.device, kind: str, rows: int) -> None:
+    o = _operands(place, rows, None, kind)
+    assert o.norm is not None
+    started, normed = ahead_launch(o.x, o.weight, o.norm, 64, 1, overlaps=False)
+    started.run()
+    identity = torch.eye(K, device=place, dtype=o.x.dtype)
+    want = _reference(replace(o, weight=identity, bias=None))
+    tolerance = 1e-4 if place.type == "cpu" else 5e-2
+    torch.testing.assert_close(normed, want, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [5, 64])
+def test_products_whose_weight_is_asked_for_ahead_are_the_same(place: torch.device, rows: int) -> None:
+    weight = torch.randn(18432, 2560, device=place, dtype=torch.bfloat16) / 50
+    x, gain = (torch.randn(size, device=place, dtype=torch.bfloat16) for size in ((rows, 2560), (2560,)))
+    norm = {"kind": "rms_plus_one", "gain": gain, "eps": 1e-6}
+    got = IMPLS["norm_linear"].fn(x, weight, None, "silu_mul", **norm)
+    torch.testing.assert_close(
+        got, norm_linear(x, weight, None, "silu_mul", **norm), rtol=5e-2, atol=5e-2 * float(got.abs().max())
+    )
+    for pieces in (1, 4):
+        ahead_launch(x, weight, None, 512, pieces, overlaps=arch_of(place) >= 90)[0].run()
+    torch.cuda.synchronize()
 
 
 @pytest.mark.parametrize("n", [4302, 4303])

@@ -210,14 +210,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--prefix", default="", help="of the names of the files written")
     parser.add_argument("--seconds", type=float, default=115)
-    parser.add_argument("--only", default="", help="shapes whose name contains this")
+    parser.add_argument("--only", default="", help="shapes whose name contains one of these: qwen,head")
     parser.add_argument("--rows", default=",".join(map(str, ROWS)))
     parser.add_argument("--no-overlap", action="store_true", help="without programmatic dependent launch")
     wanted = parser.parse_args()
     deadline = time.monotonic() + wanted.seconds
     major, minor = torch.cuda.get_device_capability()
     overlaps = major >= 9 and not wanted.no_overlap
-    shapes = [shape for shape in SHAPES if wanted.only in shape.name]
+    shapes = [shape for shape in SHAPES if any(part in shape.name for part in wanted.only.split(","))]
     rows_of = [int(rows) for rows in wanted.rows.split(",")]
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(os.cpu_count() or 4, mp_context=context) as pool:

@@ -12,11 +12,12 @@ from kestrel.ops import row_bucket
 from kestrel.spi import Impl, No, OpQuery, Yes
 from kestrel_kernels_cuda.compiling import CompileCase
 from kestrel_kernels_cuda.devices import arch_of
-from kestrel_kernels_cuda.launch import dtype_of, refuse_dtype
+from kestrel_kernels_cuda.launch import Launch, compile_case_of, dtype_of, refuse_dtype
+from kestrel_kernels_cuda.linear_ahead import ahead_launch
 from kestrel_kernels_cuda.linear_blas import gate_launch, product
 from kestrel_kernels_cuda.linear_cases import band_case, case_of
 from kestrel_kernels_cuda.linear_config import Config, Product, choose, is_gated
-from kestrel_kernels_cuda.linear_launch import Norm, Operands, config_for, launch, overlaps_on, run
+from kestrel_kernels_cuda.linear_launch import Norm, Operands, config_for, launch, overlaps_on, rows_of, run
 
 __all__ = ["IMPLS", "compile_cases", "linear", "norm_linear"]
 
@@ -33,6 +34,8 @@ def linear(
     """As ``kestrel.ops.linear.linear``."""
     config = config_for(x, weight, epilogue)
     if config.kernel == "blas":
+        if config.ahead and not config.norm and overlaps_on(x.device):
+            _ahead(config, rows_of(x), weight, None)[0].run()
         return product(x, weight, bias, epilogue, residual)
     return run(config, x, weight, bias, epilogue, residual)
 
@@ -56,7 +59,18 @@ def norm_linear(
     if shift is None and kind == "layer":
         shift = torch.zeros_like(gain)
     norm = Norm(kind=kind, gain=gain, shift=shift, eps=eps)
-    return run(config_for(x, weight, epilogue), x, weight, bias, epilogue, residual, norm=norm)
+    config = config_for(x, weight, epilogue)
+    if config.kernel == "blas":
+        started, normed = _ahead(config, rows_of(x), weight, norm)
+        started.run()
+        return product(normed.view(x.shape), weight, bias, epilogue, residual)
+    return run(config, x, weight, bias, epilogue, residual, norm=norm)
+
+
+def _ahead(
+    config: Config, x: torch.Tensor, weight: torch.Tensor, norm: Norm | None
+) -> tuple[Launch, torch.Tensor]:
+    return ahead_launch(x, weight, norm, config.ahead, config.split, overlaps=overlaps_on(x.device))
 
 
 def supports(query: OpQuery) -> Yes | No:
@@ -70,7 +84,7 @@ def supports_norm(query: OpQuery) -> Yes | No:
     if refused := refuse_dtype(query):
         return refused
     config = choose(_product_of(query), arch_of(META))
-    if config.kernel == "gemv" or (config.norm and query.get("kind") != "layer"):
+    if config.kernel == "gemv" or (config.norm and (config.kernel == "blas" or query.get("kind") != "layer")):
         return Yes()
     return No(f"for {query.get('rows') or 'many'} rows a norm of its own is faster; the parts are served")
 
@@ -88,13 +102,16 @@ def _warm(fused: bool, query: OpQuery, row_counts: Sequence[int]) -> Iterable[Ca
     rows = next((count for count in row_counts if row_bucket(count) == query.get("rows")), None)
     if rows is None:
         return ()
-    config, dtype = choose(_product_of(query), arch_of(META)), dtype_of(query)
     n, k, epilogue = query.get("n"), query.get("k"), query.get("epilogue")
-    empty = partial(torch.empty, dtype=dtype, device=META)
-    if config.kernel == "blas":
-        return (gate_launch(empty(rows, n), epilogue)[0].compile,) if is_gated(epilogue) else ()
+    empty = partial(torch.empty, dtype=dtype_of(query), device=META)
+    config = config_for(empty(rows, k), empty(n, k), epilogue)
     kind = query.get("kind")
     norm = Norm(kind=kind, gain=empty(k), shift=empty(k), eps=1e-6) if fused else None
+    if config.kernel == "blas":
+        jobs = [gate_launch(empty(rows, n), epilogue)[0].compile] if is_gated(epilogue) else []
+        if fused or (config.ahead and not config.norm and overlaps_on(META)):
+            jobs.append(_ahead(config, empty(rows, k), empty(n, k), norm)[0].compile)
+        return jobs
     residual = empty(rows, n) if epilogue in ("residual", "accumulate") else None
     operands = Operands(
         x=empty(rows, k),
@@ -125,3 +142,8 @@ def compile_cases() -> Iterator[CompileCase]:
     yield band_case(replace(band, rest=8, norm=True), replace(gated, rows=64), "silu_mul")
     yield band_case(replace(band, split=4), Product(n=2560, k=9216, rows=64), "accumulate")
     yield band_case(replace(band, bm=16), Product(n=10240, k=2560, rows=16))
+    empty = partial(torch.empty, dtype=torch.bfloat16, device=META)
+    norm = Norm(kind="layer", gain=empty(2560), shift=empty(2560), eps=1e-6)
+    for name, fused in (("ahead", None), ("norm ahead", norm)):
+        started, _ = ahead_launch(empty(16, 2560), empty(18432, 2560), fused, 640, 1, overlaps=True)
+        yield compile_case_of(f"linear {name}", started, (90,))

@@ -26,8 +26,9 @@ def band_kernel(
     H is 2 for a gated product, whose two halves are tiles side by side, else 1. A band of BN + REST rows, two powers
     of two, divides most weights evenly among the processors, where one power leaves many of them idle in the last
     round. m ≤ ROWS ≤ BM; rows of x that do not exist read as zero and cost nothing. ``SPLIT`` programs share a band's
-    inputs; the last to finish adds all partial sums, always in the same order. An RMS ``NORM`` scales x by its gain on
-    the way, and the sums by the rows' roots at the end. ``AHEAD``: steps of BK inputs of the weight that come into the
+    inputs; the last to finish adds all partial sums, always in the same order. Each band begins at another of its
+    steps, so that not all programs ask for the same part of x at once. An RMS ``NORM`` scales x by its gain on the
+    way, and the sums by the rows' roots at the end. ``AHEAD``: steps of BK inputs of the weight that come into the
     second-level cache while the kernel before finishes. ``LATE``: the next kernel is let in when the last tiles have
     been asked for, not at once.
     """
@@ -38,14 +39,15 @@ def band_kernel(
     part = tl.program_id(1)
     first = part * STEPS // SPLIT
     last = (part + 1) * STEPS // SPLIT
+    turn = first + tl.program_id(0) * (last - first) // tl.num_programs(0)
     if not LATE:
         start_next(PDL)
     if PDL and AHEAD > 0:
         for half in tl.static_range(H):
             rows_ptr = w_ptr + n.to(tl.int64) * (half * K)
-            _ask(rows_ptr, band, n, first, BN, BK, K, AHEAD)
+            _ask(rows_ptr, band, n, turn, last - first, last, BN, BK, K, AHEAD)
             if REST > 0:
-                _ask(rows_ptr, band + BN, n, first, REST, BK, K, AHEAD)
+                _ask(rows_ptr, band + BN, n, turn, last - first, last, REST, BK, K, AHEAD)
     if PDL and BIAS:
         for half in tl.static_range(H):
             prefetch(bias_ptr + half * n + tl.minimum(band + tl.arange(0, BN), n - 1))
@@ -53,9 +55,9 @@ def band_kernel(
     acc = tl.zeros([BM, H * BN], tl.float32)
     rest = tl.zeros([BM, H * OTHER], tl.float32)
     squares = tl.zeros([BM, BK], tl.float32)
-    gain = _gain(gain_ptr, first * BK, K, BK) if NORM != "none" else 0.0
-    for step in tl.range(first, last, num_stages=STAGES):
-        at = step * BK
+    gain = _gain(gain_ptr, turn * BK, K, BK) if NORM != "none" else 0.0
+    for step in tl.range(0, last - first, num_stages=STAGES):
+        at = _turned(step + turn, last - first, last) * BK
         x = x_tiles.load([0, at])
         w = w_tiles.load([0, band, at]).reshape(H * BN, BK)
         if NORM != "none":
@@ -63,13 +65,15 @@ def band_kernel(
             squares += wide * wide
             factor = gain + 1.0 if NORM == "rms_plus_one" else gain
             x = (wide * factor[None, :]).to(x.dtype)
-            gain = _gain(gain_ptr, at + BK, K, BK)  # of the step after: it arrives meanwhile
+            gain = _gain(
+                gain_ptr, _turned(step + 1 + turn, last - first, last) * BK, K, BK
+            )  # of the step after: it arrives meanwhile
         acc = tl.dot(x, tl.trans(w), acc, input_precision="ieee")
         if REST > 0:
             w = rest_tiles.load([0, band + BN, at]).reshape(H * REST, BK)
             rest = tl.dot(x, tl.trans(w), rest, input_precision="ieee")
         if PDL and LATE:  # noqa: SIM102 -- known when compiling, unlike the next
-            if step == last - STAGES:
+            if step == last - first - STAGES:
                 gdc_launch_dependents()
     rows = tl.arange(0, BM)
     if NORM != "none":
@@ -101,13 +105,20 @@ def band_kernel(
 
 
 @triton.jit
+def _turned(step, steps, last):
+    """``step``, or the one as far behind the first when it is behind the last."""
+    return tl.where(step < last, step, step - steps)
+
+
+@triton.jit
 def _ask(
-    w_ptr, row, n, first, COUNT: tl.constexpr, BK: tl.constexpr, K: tl.constexpr, AHEAD: tl.constexpr
+    w_ptr, row, n, turn, steps, last, COUNT: tl.constexpr, BK: tl.constexpr, K: tl.constexpr, AHEAD: tl.constexpr
 ):  # fmt: skip
-    """Asks for AHEAD steps, from step ``first`` on, of COUNT rows of the weight from ``row`` on."""
+    """Asks for AHEAD steps, from step ``turn`` on, of COUNT rows of the weight from ``row`` on."""
     rows = tl.minimum(row + tl.arange(0, COUNT), n - 1).to(tl.int64)
     lines = tl.arange(0, triton.next_power_of_2(AHEAD * BK // LINE))
-    columns = tl.minimum(first * BK + tl.minimum(lines, AHEAD * BK // LINE - 1) * LINE, K - 1)
+    lines = tl.minimum(lines, AHEAD * BK // LINE - 1) * LINE
+    columns = tl.minimum(_turned(turn + lines // BK, steps, last) * BK + lines % BK, K - 1)
     prefetch(w_ptr + rows[:, None] * K + columns[None, :])
 
 

@@ -105,8 +105,11 @@ def _is_tanh(epilogue: str | None, dtype: torch.dtype) -> bool:
 
 
 def _aligned(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """The product [T, N] as a view of rows of a multiple of ALIGNED numbers: with others, as of Whisper's vocabulary,
-    cuBLAS falls back to narrow writes."""
+    """The product [T, N] as a view of rows of a multiple of ALIGNED numbers, the last few outputs by themselves: for
+    other numbers, as of Whisper's vocabulary, cuBLAS falls back to narrow reads and writes (80 µs instead of 40)."""
     rows, n = x.shape[0], weight.shape[0]
-    wide = torch.empty((rows, -(-n // ALIGNED) * ALIGNED), dtype=x.dtype, device=x.device)
-    return torch.mm(x, weight.t(), out=wide[:, :n])
+    whole = n - n % ALIGNED
+    wide = torch.empty((rows, whole + ALIGNED), dtype=x.dtype, device=x.device)
+    torch.mm(x, weight[:whole].t(), out=wide[:, :whole])
+    torch.mm(x, weight[whole:].t(), out=wide[:, whole:n])
+    return wide[:, :n]

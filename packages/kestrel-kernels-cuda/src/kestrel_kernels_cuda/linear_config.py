@@ -25,12 +25,13 @@ BLOCK = 128  # rows and columns of an 8-bit weight that share a scale
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """``kernel``: "gemv" (one row), "gemm", "band" (few rows, sm_90) or "blas" (torch; the rest does not apply).
+    """``kernel``: "gemv" (one row), "gemm", "band" (few rows, sm_90) or "blas" (torch).
 
     ``bm`` × ``bn`` outputs a program (gated: ``bn`` of each half; "band": ``bn`` + ``rest``), ``bk`` inputs at a time,
     ``split`` programs to a tile's inputs. "gemm" alone: ``swap``: the weight is the left operand; ``tma``: tiles come
     by the tensor memory unit (sm_90). "band" alone: ``ahead``: steps that come ahead of time; ``late``: when the next
-    kernel is let in; ``norm``: the norm before the product costs less in it than by itself."""
+    kernel is let in. ``norm``: the norm before the product costs less with it than by itself. "blas": ``ahead`` inputs
+    of each row of the weight, in ``split`` pieces, are asked for before torch starts, by the norm if ``norm``."""
 
     kernel: Literal["gemv", "gemm", "band", "blas"]
     bm: int = 1

@@ -18,7 +18,7 @@ from kestrel_kernels_cuda.linear_gemm import gemm_kernel
 from kestrel_kernels_cuda.linear_gemv import gemv_kernel
 from kestrel_kernels_cuda.linear_scratch import counters
 
-__all__ = ["READERS", "Norm", "Operands", "arch_of", "config_for", "launch", "overlaps_on", "run"]
+__all__ = ["READERS", "Norm", "Operands", "arch_of", "config_for", "launch", "overlaps_on", "rows_of", "run"]
 
 READERS = 528  # programs: four to a processor of an H200
 CACHED = 24_000_000  # bytes of a weight that the second-level cache holds beside what else is in use
@@ -80,9 +80,9 @@ def run(
     scale: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The output [..., outputs] of ``config`` (not "blas") on ``x`` [..., K]."""
-    rows = None if residual is None else _rows_of(residual)
+    rows = None if residual is None else rows_of(residual)
     operands = Operands(
-        x=_rows_of(x), weight=weight, bias=bias, residual=rows, epilogue=epilogue, norm=norm, scale=scale
+        x=rows_of(x), weight=weight, bias=bias, residual=rows, epilogue=epilogue, norm=norm, scale=scale
     )
     started, out = launch(config, operands, overlaps=overlaps_on(x.device))
     if x.numel():
@@ -95,7 +95,8 @@ def run(
     return residual
 
 
-def _rows_of(x: torch.Tensor) -> torch.Tensor:
+def rows_of(x: torch.Tensor) -> torch.Tensor:
+    """``x`` [rows, C] with adjacent columns; a view where its strides allow one."""
     flat = x.reshape(-1, x.shape[-1])
     return flat if flat.stride(1) == 1 or flat.shape[1] == 1 else flat.contiguous()
 
