@@ -122,7 +122,7 @@ class CallRunner:
             model = await self._fleet.ready(model_id)
             with scope.typed_errors():
                 model.intake.check([("image", image)])
-                return await model.intake.prepare("image", image, settings)
+                return await model.intake.prepare("image", image, settings, scope.submitted)
 
     async def wait_ended(self, timeout_s: float | None) -> None:
         """Until no call is under way, at most ``timeout_s``."""
@@ -243,7 +243,9 @@ class CallRunner:
             contextlib.closing(infer),
         ):
             with model.preparing() if call.media else contextlib.nullcontext():
-                prepared, warnings = await model.intake.prepare_all(call.media, call.settings, hold)
+                prepared, warnings = await model.intake.prepare_all(
+                    call.media, call.settings, hold, scope.submitted
+                )
             call = call.with_prepared(prepared)
             composition = prompt.run(ready.skill.name)
             if composition is not None:

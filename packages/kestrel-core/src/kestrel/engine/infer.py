@@ -64,7 +64,8 @@ class EngineInfer(Infer):
             self._settle(receivers)
 
     async def prepare(self, item: MediaItem) -> Prepared:
-        return await self._model.intake.prepare_item(item, self._scope.settings)
+        scope = self._scope
+        return await self._model.intake.prepare_item(item, scope.settings, scope.submitted)
 
     async def run_pass(
         self, name: str, inputs: Sequence[Mapping[str, Any]], media: Sequence[Prepared] = ()
@@ -92,7 +93,7 @@ class EngineInfer(Infer):
             ) from error
 
     async def cpu(self, fn: Callable[[], R]) -> R:
-        return await self._model.pool.run(fn)
+        return await self._model.pool.run(fn, self._scope.submitted)
 
     def emit(self, chunk: StreamChunk) -> None:
         if self._scope.emit is not None:

@@ -78,15 +78,16 @@ class MediaIntake:
         raise InvalidRequestError(f"{self._model_id} takes {kinds}; it was given {kind!r}")
 
     async def prepare_all(
-        self, media: Sequence[tuple[str, Any]], settings: Settings, hold: MediaHold
+        self, media: Sequence[tuple[str, Any]], settings: Settings, hold: MediaHold, turn: float
     ) -> tuple[tuple[Prepared, ...], tuple[str, ...]]:
-        """The items prepared, in order, and the warnings of decoding them. ``hold`` grows by what they occupy."""
+        """The items prepared, in order, and the warnings of decoding them. ``hold`` grows by what they occupy;
+        ``turn``: when their call came in, for the pool."""
         self.check(media)
-        jobs = [self._held(role, raw, settings, hold) for role, raw in media]
+        jobs = [self._held(role, raw, settings, hold, turn) for role, raw in media]
         done = await _gather(jobs)
         return tuple(item.prepared for item in done), tuple(w for item in done for w in item.warnings)
 
-    async def prepare(self, role: str, raw: Any, settings: Settings) -> PreparedMedia:
+    async def prepare(self, role: str, raw: Any, settings: Settings, turn: float) -> PreparedMedia:
         """One item prepared on the pool. InvalidMediaError, or EngineBusyError when decoded media fill the memory."""
         if isinstance(raw, PreparedMedia):
             if raw.model_id != self._model_id:
@@ -95,15 +96,17 @@ class MediaIntake:
                 )
             return raw
         options = _media_settings(settings)
-        return await self._pool.run(lambda: self._prepare_now(role, raw, options))
+        return await self._pool.run(lambda: self._prepare_now(role, raw, options), turn)
 
-    async def prepare_item(self, item: MediaItem, settings: Settings) -> Prepared:
+    async def prepare_item(self, item: MediaItem, settings: Settings, turn: float) -> Prepared:
         """An item that is already decoded, prepared on the pool."""
         options = _media_settings(settings)
-        return await self._pool.run(lambda: self._by_driver(item, options))
+        return await self._pool.run(lambda: self._by_driver(item, options), turn)
 
-    async def _held(self, role: str, raw: Any, settings: Settings, hold: MediaHold) -> PreparedMedia:
-        item = await self.prepare(role, raw, settings)
+    async def _held(
+        self, role: str, raw: Any, settings: Settings, hold: MediaHold, turn: float
+    ) -> PreparedMedia:
+        item = await self.prepare(role, raw, settings, turn)
         if not isinstance(raw, PreparedMedia):  # those are their owner's
             hold.grow(sum(tensor.nbytes for tensor in item.prepared.tensors.values()))
         return item

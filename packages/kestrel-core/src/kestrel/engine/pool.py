@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import heapq
+import itertools
+import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 from kestrel.errors import EngineStoppedError
 
@@ -16,32 +20,63 @@ R = TypeVar("R")
 WORKERS = 8
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class _Job:
+    """A function that waits for a thread: those of an earlier ``turn`` first, then as they came."""
+
+    turn: float
+    number: int
+    fn: Callable[[], Any] = field(compare=False)
+    done: Future[Any] = field(compare=False)
+
+
 class CpuPool:
-    """Runs functions on a few threads. Used on the event loop; once closed, all that has not begun is refused."""
+    """Runs functions on a few threads. Used on the event loop; once closed, all that has not begun is refused.
+
+    A call needs the pool several times before a device has anything of it. What waits is begun in the order of the
+    calls' ``turn``: of many calls that come at once the first are ready early, instead of all of them late.
+    """
 
     def __init__(self, workers: int = WORKERS) -> None:
         self._executor = ThreadPoolExecutor(max_workers=workers, thread_name_prefix="kestrel-cpu")
         self._closed = False
+        self._waiting: list[_Job] = []
+        self._changing = threading.Lock()
+        self._numbers = itertools.count()
 
-    async def run(self, fn: Callable[[], R]) -> R:
-        """``fn()``. A caller that is cancelled leaves a function that has begun to end by itself."""
+    async def run(self, fn: Callable[[], R], turn: float) -> R:
+        """``fn()``; ``turn``: when the call that asks came in. A caller that is cancelled leaves a function that has
+        begun to end by itself."""
         self._check()
+        job = _Job(turn, next(self._numbers), fn, Future())
+        with self._changing:
+            heapq.heappush(self._waiting, job)
         try:
-            begun = self._executor.submit(self._begin, fn)
+            self._executor.submit(self._next)
         except RuntimeError as error:  # the interpreter is ending: no thread takes anything on any more
             raise EngineStoppedError(
                 f"nothing new can be begun: {error}. Ask before the program ends"
             ) from error
-        return await asyncio.wrap_future(begun)
+        done: R = await asyncio.wrap_future(job.done)
+        return done
 
     def close(self) -> None:
         """Refuse what is to come and what waits, with EngineStoppedError; what runs ends by itself. Idempotent."""
         self._closed = True
         self._executor.shutdown(wait=False)
 
-    def _begin(self, fn: Callable[[], R]) -> R:
-        self._check()
-        return fn()
+    def _next(self) -> None:
+        with self._changing:
+            job = heapq.heappop(self._waiting)
+        if not job.done.set_running_or_notify_cancel():
+            return
+        try:
+            self._check()
+            job.done.set_result(job.fn())
+        except BaseException as error:
+            job.done.set_exception(error)
+        finally:
+            del job  # an error holds this frame, and through it itself
 
     def _check(self) -> None:
         if self._closed:

@@ -90,8 +90,9 @@ def log_mels(sound_NS: torch.Tensor, frames_N: torch.Tensor, num_mels: int) -> t
 
 
 def _padded(samples: NDArray[np.float32], num_frames: int) -> torch.Tensor:
-    padded = torch.zeros(num_frames * HOP)
+    padded = torch.empty(num_frames * HOP)
     padded[: len(samples)] = torch.from_numpy(np.ascontiguousarray(samples))
+    padded[len(samples) :] = 0.0
     return padded
 
 
