@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 
 from realweights import WHISPER, NotAvailable, librivox, pangrams, recordings, silero, whisper
 
 
-def main(names: list[str]) -> int:
+def main(arguments: list[str]) -> int:
     """0 when all of them are there."""
+    parser = argparse.ArgumentParser(prog="python -m realweights", description=__doc__)
+    choices = [*WHISPER, "silero", "samples"]
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(choices)}; default: all")
+    names = parser.parse_args(arguments).names
+    if unknown := [name for name in names if name not in choices]:
+        parser.error(f"{unknown[0]!r} is none of {', '.join(choices)}")
     failed = False
-    for name in names or [*WHISPER, "silero", "samples"]:
+    for name in names or choices:
         try:
             if name == "samples":
                 for sample in (*librivox(), *recordings(), *pangrams()):

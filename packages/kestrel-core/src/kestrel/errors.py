@@ -38,6 +38,7 @@ __all__ = [
     "RequestTimeoutError",
     "UnknownModelError",
     "closest",
+    "likeliest",
     "shown",
 ]
 
@@ -156,9 +157,15 @@ class NoKernelError(KestrelError):
 def closest(name: str, choices: Iterable[str]) -> str:
     """A phrase for an error message: the closest choice first, then the rest, in order of likeness."""
     listed = sorted(set(choices))
-    near = difflib.get_close_matches(name, listed, n=1, cutoff=0.5)
+    near = likeliest(name, listed)
     rest = ", ".join(listed) or "none"
-    return f"Did you mean {near[0]!r}? Choices: {rest}" if near else f"Choices: {rest}"
+    return f"Did you mean {near!r}? Choices: {rest}" if near else f"Choices: {rest}"
+
+
+def likeliest(name: str, choices: Iterable[str]) -> str:
+    """The choice that ``name`` is most like; "" when it is like none."""
+    near = difflib.get_close_matches(name, sorted(set(choices)), n=1, cutoff=0.5)
+    return near[0] if near else ""
 
 
 def shown(value: object) -> str:

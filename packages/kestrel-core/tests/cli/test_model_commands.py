@@ -13,18 +13,21 @@ from kestrel.cli import session
 from kestrel.cli.diagnosis import _told
 from kestrel.errors import UnknownModelError
 from kestrel.ops import OpChoice
-from kestrel.plugins import PluginHost
+from kestrel.plugins import PluginHost, PluginInfo
 from kestrel.spi import (
     VERSION,
+    Available,
     BuildContext,
     Built,
     CatalogEntry,
+    Impl,
     KernelBackend,
     Match,
     ModelCard,
     ModelFamily,
     ModelInfo,
     OpQuery,
+    Yes,
     hookimpl,
 )
 
@@ -163,6 +166,43 @@ def test_doctor_shows_the_machine_and_why_plugins_fail(run: Any, host: PluginHos
     assert "ops" not in shown
 
 
+def bring(backend: KernelBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``backend`` as the only one that is installed."""
+
+    @hookimpl
+    def kestrel_kernel_backends() -> list[KernelBackend]:
+        return [backend]
+
+    plugin = ModuleType(backend.name)
+    plugin.__dict__.update(KESTREL_SPI_VERSION=VERSION, kestrel_kernel_backends=kestrel_kernel_backends)
+    monkeypatch.setattr(session, "load_plugins", lambda: PluginHost.from_modules({backend.name: plugin}))
+
+
+def test_doctor_shows_ops_that_nobody_will_ask_for(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Hasty(KernelBackend):
+        name = "hasty"
+
+        def probe(self, device: Any) -> Available:
+            return Available()
+
+        def impls(self) -> dict[str, Impl]:
+            return dict.fromkeys(("liner", "linear", "lora_delta"), Impl(supports=lambda q: Yes(), fn=print))
+
+    bring(Hasty(), monkeypatch)
+    shown = json.loads(run("doctor", "--json").out)
+    assert shown["backends"]["hasty"] == {"cpu": "available", "unknown ops": "liner (did you mean linear?)"}
+
+
+def test_doctor_shows_the_versions_of_what_plugins_come_from(
+    run: Any, host: PluginHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    acme = PluginInfo(name="acme", distribution="kestrel-acme", version="1.2")
+    monkeypatch.setattr(PluginHost, "plugins", (acme,))
+    packages = json.loads(run("doctor", "--json").out)["packages"]
+    assert packages["kestrel-acme"] == "1.2"
+    assert packages["kestrel-core"]
+
+
 def test_doctor_shows_why_a_kernel_backend_fails(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     class Broken(KernelBackend):
         name = "broken"
@@ -173,13 +213,7 @@ def test_doctor_shows_why_a_kernel_backend_fails(run: Any, monkeypatch: pytest.M
         def impls(self) -> Any:
             raise AssertionError("never asked")
 
-    @hookimpl
-    def kestrel_kernel_backends() -> list[KernelBackend]:
-        return [Broken()]
-
-    plugin = ModuleType("broken")
-    plugin.__dict__.update(KESTREL_SPI_VERSION=VERSION, kestrel_kernel_backends=kestrel_kernel_backends)
-    monkeypatch.setattr(session, "load_plugins", lambda: PluginHost.from_modules({"broken": plugin}))
+    bring(Broken(), monkeypatch)
     shown = json.loads(run("doctor", "--json").out)
     assert shown["backends"]["broken"]["cpu"] == "unavailable: failed (OSError: libcuda is missing)"
 

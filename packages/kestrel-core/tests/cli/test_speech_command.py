@@ -51,6 +51,12 @@ def test_text_has_a_line_per_segment(run: Any, speech: Any, recording: Any) -> N
     assert speech.calls == [("transcribe", {"audio": path}, {})]
 
 
+def test_a_misspelt_format_is_told_which_one_was_likely_meant(run: Any, recording: Any) -> None:
+    ran = run("transcribe", recording("a.wav"), *MODEL, "--format", "srtt")
+    assert ran.code == 2
+    assert "Did you mean 'srt'?" in " ".join(ran.err.replace("│", " ").split())
+
+
 @pytest.mark.parametrize("format", ["srt", "vtt", "tsv", "json"])
 def test_formats_are_printed_as_they_are_written(
     run: Any, speech: Any, recording: Any, tmp_path: Path, format: str

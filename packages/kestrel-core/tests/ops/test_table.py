@@ -3,8 +3,8 @@ import logging
 import pytest
 import torch
 
-from kestrel.errors import NoKernelError
-from kestrel.ops import OPS, REFERENCE, resolve_ops
+from kestrel.errors import NoKernelError, PluginError
+from kestrel.ops import OPS, REFERENCE, RESERVED, resolve_ops, unknown_ops
 from kestrel.spi.backend import Available, Impl, KernelBackend, No, OpQuery, Unavailable, Yes
 
 QUERY = OpQuery.of("rms_norm", dim=8, kind="rms", dtype="float32")
@@ -109,12 +109,36 @@ def test_weights_are_packed_by_the_provider_that_serves_the_query():
     assert resolve_ops().pack(QUERY, weight) is weight
 
 
+def test_a_provider_that_cannot_lay_a_weight_out_is_to_blame_and_not_the_checkpoint():
+    backend = Backend("high")
+    with pytest.raises(PluginError, match="'high' was to lay out the weight of rms_norm") as caught:
+        resolve_ops(backends=[backend]).pack(QUERY, None)  # None + 1
+    assert "ops={'rms_norm': 'reference'}" in str(caught.value)
+
+
+def test_an_op_that_core_does_not_know_is_told_with_what_was_likely_meant(caplog):
+    table = resolve_ops(backends=[Backend("acme", op="rms_nrom")])
+    assert "acme offers ops that Kestrel does not know" in caplog.text
+    assert "'rms_nrom' (did you mean 'rms_norm'?)" in caplog.text
+    assert table.resolve(OpQuery.of("rms_nrom"))("x") == "acme"  # a family of the same project may ask for it
+
+
+def test_a_reserved_op_may_be_offered_and_asked_for_without_a_word(caplog):
+    assert not set(RESERVED) & set(OPS)
+    acme = Backend("acme", op="lora_delta")
+    table = resolve_ops(backends=[acme])
+    assert not caplog.records
+    assert table.find(OpQuery.of("lora_delta", rank=8)) is acme.fn
+    assert resolve_ops().find(OpQuery.of("lora_delta", rank=8)) is None
+    assert unknown_ops([*RESERVED, *OPS, "zzz"]) == {"zzz": ""}
+
+
 class Broken(Backend):
     """Raises in the method called ``where``."""
 
-    def __init__(self, where):
+    def __init__(self, where, error=OSError):
         super().__init__("broken", 9)
-        self.where = where
+        self.where, self.error = where, error
 
     def probe(self, device):
         return self.fail("probe") or super().probe(device)
@@ -127,16 +151,17 @@ class Broken(Backend):
 
     def fail(self, where):
         if where == self.where:
-            raise OSError("libcuda is missing")
+            raise self.error("libcuda is missing")
 
 
 @pytest.mark.parametrize("where", ["probe", "impls", "supports"])
-def test_a_backend_that_raises_is_left_out_with_its_reason(where, caplog):
+@pytest.mark.parametrize("error", [OSError, SystemExit])
+def test_a_backend_that_raises_is_left_out_with_its_reason(where, error, caplog):
     low = Backend("low")
-    table = resolve_ops([QUERY], backends=[Broken(where), low])
+    table = resolve_ops([QUERY], backends=[Broken(where, error), low])
     (row,) = table.rows()
     assert row.provider == "low"
-    assert "OSError: libcuda is missing" in row.rejected["broken"]
+    assert f"{error.__name__}: libcuda is missing" in row.rejected["broken"]
     assert "broken failed" in caplog.text
 
 

@@ -15,6 +15,7 @@ from kestrel.spi import OpQuery
 if TYPE_CHECKING:
     from kestrel.ops import OpChoice
     from kestrel.plugins import PluginHost
+    from kestrel.spi import KernelBackend
 
 __all__ = ["diagnose"]
 
@@ -27,7 +28,7 @@ async def diagnose(model: ModelOptions, *, json: bool) -> None:
     host = session.load_plugins()
     facts: dict[str, Any] = {
         "python": f"{platform.python_version()} ({platform.platform()})",
-        "packages": {name: _version(name) for name in PACKAGES},
+        "packages": _packages(host),
         "devices": _devices(),
         "backends": _backends(host),
         "plugins": {info.name: _plugin_state(info.error, info.is_enabled) for info in host.plugins},
@@ -44,6 +45,12 @@ async def diagnose(model: ModelOptions, *, json: bool) -> None:
         return
     tables.print_facts(facts, json=False)
     tables.print_rows(_told(choices, _absent(facts["backends"])), ("op", "provider", "rejected"), json=False)
+
+
+def _packages(host: PluginHost) -> dict[str, str]:
+    """Versions of what Kestrel stands on, and of the distributions that its plugins come from."""
+    plugins = {info.distribution: info.version for info in host.plugins if info.distribution}
+    return {name: _version(name) for name in PACKAGES} | dict(sorted(plugins.items()))
 
 
 def _version(name: str) -> str:
@@ -84,7 +91,20 @@ def _backends(host: PluginHost) -> dict[str, dict[str, str]]:
             shown[backend.name][device] = ": ".join(
                 part for part in ("available" if available else "unavailable", detail) if part
             )
+            if available and (unknown := _unknown(backend)):
+                shown[backend.name]["unknown ops"] = unknown
     return shown
+
+
+def _unknown(backend: KernelBackend) -> str:
+    """What ``backend`` offers and nobody will ask for."""
+    from kestrel.ops import unknown_ops
+
+    try:
+        unknown = unknown_ops(backend.impls())
+    except (Exception, SystemExit) as error:
+        return f"failed to say what it offers ({type(error).__name__}: {error})"
+    return ", ".join(f"{op} (did you mean {near}?)" if near else op for op, near in unknown.items())
 
 
 def _plugin_state(error: Exception | None, is_enabled: bool) -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kestrel.cli.options import ModelOptions, OutputOptions, SettingOptions
+from kestrel.errors import closest
 
 if TYPE_CHECKING:
     from kestrel.cli.inputs import Picture
@@ -35,13 +36,28 @@ class Task(Enum):
     translate = "translate"
 
 
+def _format(text: str) -> Format:
+    """The format called ``text``."""
+    choices = [each.value for each in Format]
+    if text not in choices:
+        raise typer.BadParameter(f"{text!r} is no format of transcripts. {closest(text, choices)}")
+    return Format(text)
+
+
 def transcribe(
     *,
     files: Annotated[
         list[str], typer.Argument(metavar="FILES", help="Recordings or films; - reads one from stdin.")
     ],
     format: Annotated[
-        Format, typer.Option("--format", "-f", help="How the transcript is written.")
+        Format,
+        typer.Option(
+            "--format",
+            "-f",
+            parser=_format,
+            metavar="[txt|srt|vtt|json|tsv]",
+            help="How the transcript is written.",
+        ),
     ] = Format.txt,
     target: Annotated[
         str | None,

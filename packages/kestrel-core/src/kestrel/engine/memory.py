@@ -153,4 +153,6 @@ def _weight_bytes(blueprint: Blueprint, dtype: torch.dtype, device: torch.device
 
 
 def _gib(num_bytes: int) -> str:
+    if num_bytes < 2**20:
+        return f"{num_bytes:,} bytes"
     return f"{num_bytes / 2**30:.2f} GiB" if num_bytes >= 2**28 else f"{num_bytes / 2**20:.1f} MiB"

@@ -111,8 +111,8 @@ def _fixed(
     needed, free = pool_bytes(spec, sizes, dtype=dtype, page_size=config.page_size), free_memory(device)
     if needed > free:
         raise CapacityError(
-            f"kv_cache_pages is {pages}, which with {config.max_batch_size} rows takes {needed / 2**30:,.1f} GiB of "
-            f"state, and {device} has {free / 2**30:,.1f} GiB free. Lower kv_cache_pages, max_batch_size or page_size."
+            f"kv_cache_pages is {pages}, which with {config.max_batch_size} rows takes {needed / 2**30:,.2f} GiB of "
+            f"state, and {device} has {free / 2**30:,.2f} GiB free. Lower kv_cache_pages, max_batch_size or page_size."
         )
     return sizes
 

@@ -2,12 +2,13 @@
 
 from kestrel.ops.linear import row_bucket
 from kestrel.ops.op import Case, Inputs, Op, Tolerance, dtype_name
-from kestrel.ops.registry import OPS
+from kestrel.ops.registry import OPS, RESERVED, unknown_ops
 from kestrel.ops.table import REFERENCE, OpChoice, OpTable, probe_backend, resolve_ops
 from kestrel.ops.write_kv import copy_page
 
 __all__ = [
     "OPS",
+    "RESERVED",
     "REFERENCE",
     "Case",
     "Inputs",
@@ -20,4 +21,5 @@ __all__ = [
     "probe_backend",
     "resolve_ops",
     "row_bucket",
+    "unknown_ops",
 ]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
+from kestrel.errors import likeliest
 from kestrel.ops.causal_conv import CAUSAL_CONV
 from kestrel.ops.cross_attention import CROSS_ATTENTION
 from kestrel.ops.decode_attention import DECODE_ATTENTION
@@ -35,7 +36,7 @@ from kestrel.ops.sample_process import SAMPLE_PROCESS
 from kestrel.ops.vision_attention import VISION_ATTENTION
 from kestrel.ops.write_kv import COPY_PAGE, WRITE_KV
 
-__all__ = ["OPS"]
+__all__ = ["OPS", "RESERVED", "unknown_ops"]
 
 OPS: Mapping[str, Op] = MappingProxyType(
     {
@@ -78,3 +79,26 @@ OPS: Mapping[str, Op] = MappingProxyType(
         )
     }
 )
+
+RESERVED: Mapping[str, str] = MappingProxyType(
+    {
+        "int4_grouped_experts": "experts whose weights are 4-bit integers",
+        "int4_linear": "a product with 4-bit integers, scaled by groups",
+        "int8_grouped_experts": "experts whose weights are 8-bit integers",
+        "int8_linear": "a product with 8-bit integers, scaled by rows",
+        "lora_delta": "what the adapters of a launch's rows add to a product",
+        "lora_experts_delta": "what the adapters of a launch's rows add to experts",
+        "prune_visual_tokens": "which positions of a media item a decoder keeps",
+    }
+)
+"""Ops that have a name and no contract yet: no layer of core asks for them. A backend may offer them, and a family ask,
+by an agreement of their own; when core defines one, its contract counts."""
+
+
+def unknown_ops(names: Iterable[str]) -> dict[str, str]:
+    """Those of ``names`` that core neither defines nor reserves, each with the known name that is likeliest meant, or
+    "". A family of the same project may still ask for them."""
+    known = [*OPS, *RESERVED]
+    return {
+        name: likeliest(name, known) for name in sorted(names) if name not in OPS and name not in RESERVED
+    }

@@ -11,14 +11,16 @@ from dataclasses import dataclass, field
 
 import torch
 
-from kestrel.errors import NoKernelError, closest
-from kestrel.ops.registry import OPS
+from kestrel.errors import NoKernelError, PluginError, closest
+from kestrel.ops.registry import OPS, unknown_ops
 from kestrel.spi.backend import Available, Impl, KernelBackend, No, OpCall, OpQuery, Unavailable, Yes
 
 __all__ = ["REFERENCE", "OpChoice", "OpTable", "probe_backend", "resolve_ops"]
 
 REFERENCE = "reference"
 log = logging.getLogger(__name__)
+
+PLUGIN_ERRORS = (Exception, SystemExit)  # a backend is a plugin: none of these ends the program
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +42,7 @@ def _answer(name: str, impl: Impl, query: OpQuery) -> Yes | No:
         if not isinstance(answer, Yes | No):
             raise TypeError(f"supports gave a {type(answer).__name__}, neither Yes nor No")
         return answer
-    except Exception as error:  # a backend is a plugin: one that fails to answer does not serve
+    except PLUGIN_ERRORS as error:  # a backend is a plugin: one that fails to answer does not serve
         log.warning("kernel backend %s failed to say whether it serves %s", name, query, exc_info=error)
         return No(f"failed to answer ({type(error).__name__}: {error})")
 
@@ -89,8 +91,21 @@ class OpTable:
         return None if self._choices[query].provider == REFERENCE else self._impls[query].fn
 
     def pack(self, query: OpQuery, weight: torch.Tensor) -> torch.Tensor:
-        """``weight`` as the provider of ``query`` wants it; the reference takes it as it is."""
-        return self._impl(query).pack(weight)
+        """``weight`` as the provider of ``query`` wants it; the reference takes it as it is.
+
+        Raises PluginError when the provider cannot; out of memory stays what it is.
+        """
+        impl = self._impl(query)
+        try:
+            return impl.pack(weight)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            name = self._choices[query].provider
+            raise PluginError(
+                f"kernel backend {name!r} was to lay out the weight of {query} and failed ({type(error).__name__}: "
+                f"{error}). Set ops={{{query.op!r}: 'reference'}} to do without it, and tell its authors"
+            ) from error
 
     def rows(self) -> list[OpChoice]:
         """Every query asked so far with its provider, sorted by query."""
@@ -207,7 +222,7 @@ def probe_backend(backend: KernelBackend, device: torch.device) -> Available | U
         if not isinstance(answer, Available | Unavailable):
             raise TypeError(f"probe gave a {type(answer).__name__}, neither Available nor Unavailable")
         return answer
-    except Exception as error:
+    except PLUGIN_ERRORS as error:
         return _failed(backend, device, error)
 
 
@@ -219,12 +234,24 @@ def _offers(backend: KernelBackend, device: torch.device) -> Mapping[str, Impl] 
         impls = backend.impls()
         if not isinstance(impls, Mapping):
             raise TypeError(f"impls gave a {type(impls).__name__}, not a mapping")
+        _tell_unknown(backend.name, impls)
         return impls
-    except Exception as error:
+    except PLUGIN_ERRORS as error:
         return _failed(backend, device, error)
 
 
-def _failed(backend: KernelBackend, device: torch.device, error: Exception) -> Unavailable:
+def _tell_unknown(name: str, impls: Mapping[str, Impl]) -> None:
+    unknown = unknown_ops(impls)
+    if unknown:
+        told = ", ".join(
+            f"{op!r}{f' (did you mean {near!r}?)' if near else ''}" for op, near in unknown.items()
+        )
+        log.warning(
+            "kernel backend %s offers ops that Kestrel does not know and never asks for: %s", name, told
+        )
+
+
+def _failed(backend: KernelBackend, device: torch.device, error: BaseException) -> Unavailable:
     """A backend is a plugin: whatever it raises, it alone is left out."""
     log.warning("kernel backend %s failed on %s", backend.name, device, exc_info=error)
     return Unavailable(f"failed ({type(error).__name__}: {error})")

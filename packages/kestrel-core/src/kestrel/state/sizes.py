@@ -182,4 +182,4 @@ def _window_share(
 
 
 def _mib(size: int) -> str:
-    return f"{size / 2**20:,.1f} MiB"
+    return f"{size / 2**20:,.1f} MiB" if size >= 2**20 else f"{size:,} bytes"
