@@ -125,7 +125,7 @@ def prefills(lens: tuple[int, ...]) -> Iterator[Work]:
     gate, beta = -torch.rand(tokens, HEADS, device="cuda"), torch.rand(tokens, HEADS, device="cuda")
 
     def build(which: int, config: Mapping[str, int] | None, i: int) -> tuple[Launch, ...]:
-        configs = (config, None) if which == 0 else (None, config)
+        configs = (config, None, None) if which == 0 else (None, config, None)
         return delta_launches(q, k, v, gate, beta, view, i % 2, configs=configs)[which : which + 1]
 
     chunks = sum(-(-n // 64) for n in lens) * HEADS

@@ -33,6 +33,7 @@ class CompileCase:
     ``signature``: Triton's type of each run-time argument ("*bf16", "i32", "fp32"); ``constexprs``: the values of the
     others. Pointers count as aligned to 16 bytes, unless the kernel does not ask; so do the integers in ``aligned``.
     ``archs``: the architectures that the configuration is meant for. Warps and stages are Triton's by default.
+    ``stack``: bytes of stack that a thread may have, seen to be read outside the kernel's loop alone.
     """
 
     name: str
@@ -43,20 +44,22 @@ class CompileCase:
     num_stages: int = 3
     aligned: tuple[str, ...] = ()
     archs: tuple[int, ...] = (80, 90)
+    stack: int = 0
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compiled:
     """What the assembler says of a kernel: bytes of shared memory per block, registers per thread, and bytes of stack
-    and local memory per thread (spills). ``unset``: as ``assembly.unset_registers``. ``error`` is empty when it
-    compiled."""
+    and local memory per thread (spills), ``allowed`` of them. ``unset``: as ``assembly.unset_registers``. ``error`` is
+    empty when it compiled."""
 
     name: str
     arch: int
     shared: int = 0
     registers: int = 0
     stack: int = 0
+    allowed: int = 0
     local: int = 0
     unset: Mapping[str, str] = field(default_factory=dict)
     error: str = ""
@@ -103,6 +106,7 @@ def compile_case(case: CompileCase, arch: int) -> Compiled:
         shared=kernel.metadata.shared,
         registers=numbers["REG"],
         stack=numbers["STACK"],
+        allowed=case.stack,
         local=numbers["LOCAL"],
         unset=unset_registers(_dumped(cubin, "-sass")),
     )

@@ -6,6 +6,7 @@ Letters: B sequences, T tokens, K key heads, H value heads, D key dim, E value d
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 import triton
@@ -14,7 +15,8 @@ from kestrel.spi import Impl, No, OpQuery, Yes
 from kestrel.spi.batch import RecurrentView
 from kestrel_kernels_cuda.compiling import CompileCase
 from kestrel_kernels_cuda.devices import arch_of, family_of
-from kestrel_kernels_cuda.gated_delta_chunks import scan_kernel, solve_kernel, store_kernel
+from kestrel_kernels_cuda.gated_delta_chunks import solve_kernel
+from kestrel_kernels_cuda.gated_delta_scan import scan_kernel, store_kernel
 from kestrel_kernels_cuda.launch import Launch, compile_case_of, dtype_of, jobs_of, power_of_two, refuse_dtype
 from kestrel_kernels_cuda.recurrent_plan import CHUNK, meta_view, plan_of
 from kestrel_kernels_cuda.wide_states import float32_states
@@ -23,21 +25,25 @@ __all__ = ["IMPLS", "compile_cases", "delta_launches", "gated_delta"]
 
 LARGEST_KEY, LARGEST_VALUE = 128, 256
 
+Configs = tuple[Mapping[str, int] | None, Mapping[str, int] | None, Mapping[str, int] | None]
 
 FEW = 2048  # tokens that narrow blocks of values spread over more multiprocessors
 
 
-def configs_for(
-    arch: int, key_dim: int, value_dim: int, tokens: int, itemsize: int = 2
-) -> tuple[dict[str, int], dict[str, int]]:
-    """Configurations of ``solve_kernel`` and ``scan_kernel``. For wide heads, matrix products of sm_90 take operands
-    from shared memory, so four warps have registers enough (on an H200 2.3 and 1.3 times as fast as eight). Two stages
-    of float32 are more than devices with little shared memory have."""
-    stages = 1 if itemsize == 4 and family_of(arch) == "small" else 2
-    if family_of(arch) != "sm_90" or min(key_dim, value_dim) < 64:
-        return {"num_warps": 8, "num_stages": 1}, {"BLOCK_E": 32, "num_warps": 8, "STAGES": stages}
-    block, warps = (32, 4) if tokens <= FEW else (64, 8)
-    return {"num_warps": 4, "num_stages": 1}, {"BLOCK_E": block, "num_warps": warps, "STAGES": 2}
+def configs_for(arch: int, head: tuple[int, int], tokens: int, dtype: torch.dtype) -> Configs:
+    """Configurations of ``solve_kernel``, ``scan_kernel`` and ``store_kernel`` for heads of key dim x value dim. On
+    sm_90 a product takes 64 rows per four warps, here columns of a state, whether a head has them or not; and with
+    168 registers a multiprocessor solves three chunks at a time."""
+    solve = {"num_warps": 8, "num_stages": 1}
+    if family_of(arch) != "sm_90" or dtype.itemsize > 2:
+        block = {"BLOCK_E": 32, "num_warps": 8}
+        return solve, block | {"STAGES": 2 if dtype.itemsize == 2 else 1}, block
+    if min(head) >= 64:
+        solve = {"num_warps": 4, "num_stages": 1, "maxnreg": 168}
+    block = {"BLOCK_E": 64, "num_warps": 4}
+    if tokens <= FEW or head[1] <= 64:
+        return solve, block | {"STAGES": 2}, block
+    return solve, {"BLOCK_E": 128, "num_warps": 8, "STAGES": 2}, block
 
 
 def delta_launches(
@@ -49,10 +55,10 @@ def delta_launches(
     view: RecurrentView,
     layer: int,
     part: str = "state",
-    configs: tuple[Mapping[str, int] | None, Mapping[str, int] | None] = (None, None),
+    configs: Configs = (None, None, None),
 ) -> tuple[Launch, Launch, Launch, torch.Tensor]:
-    """The launches, in order, and their output [T, H, E]; the last is empty without checkpoints. ``configs``: of the
-    first two instead of the committed ones."""
+    """The launches, in order, and their output [T, H, E]; the last is empty without checkpoints. ``configs``: used
+    instead of the committed ones."""
     (tokens, key_heads, key_dim), (heads, value_dim) = q_TKD.shape, v_THE.shape[1:]
     pool_SHDE = view.parts[part][layer]
     assert pool_SHDE.is_contiguous(), "a layer's slots lie side by side"
@@ -62,14 +68,15 @@ def delta_launches(
     q, k, v = (x if x.stride()[1:] == (x.shape[2], 1) else x.contiguous() for x in (q_TKD, k_TKD, v_THE))
     gate, beta = (x if x.stride(1) == 1 else x.contiguous() for x in (gate_TH, beta_TH))
     plan = plan_of(view, layer, tokens)
-    committed = configs_for(arch_of(v.device), key_dim, value_dim, tokens, v.itemsize)
+    committed = configs_for(arch_of(v.device), (key_dim, value_dim), tokens, v.dtype)
+    for_solve, for_scan, for_store = (mine or usual for mine, usual in zip(configs, committed, strict=True))
 
     def empty(*shape: int, dtype: torch.dtype = v.dtype) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device=v.device)
 
-    w, p = empty(tokens, heads, key_dim), empty(tokens, heads, CHUNK)
-    u = empty(tokens, heads, value_dim, dtype=torch.float32)
-    factors, out_THE = empty(3, heads, tokens, dtype=torch.float32), empty(tokens, heads, value_dim)
+    n, p = empty(tokens, heads, CHUNK), empty(tokens, heads, CHUNK)
+    factors, scales = (empty(size, heads, tokens, dtype=torch.float32) for size in (2, 4))
+    out_THE = empty(tokens, heads, value_dim)
     shared = {
         "KEY_HEADS": key_heads, "HEADS": heads, "D": key_dim, "E": value_dim, "CHUNK": CHUNK,
         "BLOCK_D": max(16, power_of_two(key_dim)), "PRECISION": "tf32x3" if v.dtype == torch.float32 else "tf32",
@@ -78,29 +85,28 @@ def delta_launches(
         solve_kernel,
         (heads, plan.num_chunks * bool(tokens)),
         (
-            q, k, v, gate, beta, view.cu_seqlens, plan.row_N, plan.first_N, w, u, p, factors, out_THE,
-            view.slots_B.shape[0], tokens, q.stride(0), k.stride(0), v.stride(0), gate.stride(0), beta.stride(0),
-            key_dim**-0.5,
+            q, k, gate, beta, view.cu_seqlens, plan.row_N, plan.first_N, n, p, factors, scales, out_THE,
+            view.slots_B.shape[0], tokens, q.stride(0), k.stride(0), gate.stride(0), beta.stride(0), key_dim**-0.5,
         ),
-        {**shared, "BLOCK_E": max(16, power_of_two(value_dim)), **(configs[0] or committed[0])},
+        {**shared, "BLOCK_E": max(16, power_of_two(value_dim)), **for_solve},
     )  # fmt: skip
-    config = dict(configs[1] or committed[1])
-    config["BLOCK_E"] = min(config["BLOCK_E"], max(16, power_of_two(value_dim)))
     scan = Launch(
         scan_kernel,
-        (triton.cdiv(value_dim, config["BLOCK_E"]), heads, view.slots_B.shape[0] * bool(tokens)),
+        (triton.cdiv(value_dim, for_scan["BLOCK_E"]), heads, view.slots_B.shape[0] * bool(tokens)),
         (
-            q, k, w, u, p, factors, pool_SHDE, view.slots_B, view.cu_seqlens, view.stores, out_THE,
-            tokens, q.stride(0), k.stride(0), view.stores.shape[0],
+            q, k, v, n, p, factors, scales, pool_SHDE, view.slots_B, view.cu_seqlens, view.stores, out_THE,
+            tokens, view.stores.shape[0],
         ),
-        {**shared, "HAS_STORES": view.stores.shape[0] > 0, **config},
+        {
+            **shared, "HAS_STORES": view.stores.shape[0] > 0,
+            "Q_STRIDE": q.stride(0), "K_STRIDE": k.stride(0), "V_STRIDE": v.stride(0), **for_scan,
+        },
     )  # fmt: skip
-    block = min(32, max(16, power_of_two(value_dim)))
     store = Launch(
         store_kernel,
-        (triton.cdiv(value_dim, block), heads, view.stores.shape[0] * bool(tokens)),
-        (k, w, u, factors, pool_SHDE, view.cu_seqlens, view.stores, tokens, k.stride(0)),
-        {**shared, "BLOCK_E": block, "num_warps": 8},
+        (triton.cdiv(value_dim, for_store["BLOCK_E"]), heads, view.stores.shape[0] * bool(tokens)),
+        (k, v, n, factors, scales, pool_SHDE, view.cu_seqlens, view.stores, tokens, k.stride(0), v.stride(0)),
+        {**shared, **for_store},
     )
     return solve, scan, store, out_THE
 
@@ -165,7 +171,7 @@ def _bare_launches(
     q, k, v = q.unflatten(1, (key_heads, -1)), k.unflatten(1, (key_heads, -1)), v.unflatten(1, (heads, -1))
     gates = empty(tokens, heads, dtype=torch.float32)
     pool = empty(1, 2, heads, key_dim, value_dim, dtype=torch.float32)
-    configs = (None, None) if arch is None else configs_for(arch, key_dim, value_dim, tokens, dtype.itemsize)
+    configs = (None,) * 3 if arch is None else configs_for(arch, (key_dim, value_dim), tokens, dtype)
     view = meta_view({"state": pool}, rows, tokens, stores)
     return delta_launches(q, k, v, gates, gates, view, 0, configs=configs)[:3]
 
@@ -187,11 +193,13 @@ IMPLS: Mapping[str, Impl] = {"gated_delta": Impl(supports=supports, fn=gated_del
 
 
 def compile_cases() -> Iterator[CompileCase]:
-    """The published head, for few tokens and for many, with checkpoints and without."""
+    """The published head, for few tokens and for many, with checkpoints and without. On sm_90, ``scan_kernel`` keeps
+    addresses of the state on the stack while it goes over a sequence."""
     for arch in (80, 90):
         for tokens in (FEW, 2 * FEW):
             for stores in (0, 2):
                 launches = _bare_launches(16, 32, 128, 128, torch.bfloat16, stores, tokens, arch)
                 for launch in launches if stores else launches[:2]:
                     label = f"{launch.kernel.__name__}, {tokens} tokens, {stores} checkpoints"
-                    yield compile_case_of(f"gated_delta {label}, sm_{arch}", launch, (arch,))
+                    case = compile_case_of(f"gated_delta {label}, sm_{arch}", launch, (arch,))
+                    yield replace(case, stack=128) if launch.kernel is scan_kernel and arch == 90 else case
