@@ -205,6 +205,16 @@ def attention_calls(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Iterat
             OpQuery.of("decode_attention", gated=False, rot_dim=0, norm=None, dtype="bfloat16", **facts),
             lambda fn, here=here: fn(q, k, v, here, 0, 0.125),
         )
+        kept = replace(
+            here, **{f"{x}_LPKSD": empty(2, 3, 2, 16, 64, dtype=torch.float8_e4m3fn) for x in "kv"}
+        )
+        yield (
+            OpQuery.of(
+                "decode_attention", gated=False, rot_dim=0, norm=None, dtype="bfloat16",
+                kv_dtype="float8_e4m3fn", **facts,
+            ),
+            partial(call, q, k, v, kept, 0, 0.125),
+        )  # fmt: skip
 
 
 def prefill_view(tokens: int) -> PagedView:

@@ -22,7 +22,7 @@ from kestrel.ops.vision_attention import vision_attention as vision_reference
 from kestrel.spi import No, OpQuery
 from kestrel.spi.batch import CrossView, Limits, PagedView, RowExtent
 from kestrel_kernels_cuda import attention_cross, attention_paged, attention_step, attention_vision
-from kestrel_kernels_cuda.attention_configs import are_few, decode_config, split_of
+from kestrel_kernels_cuda.attention_configs import decode_config, split_of
 from kestrel_kernels_cuda.devices import Device, as_if
 
 F32 = torch.float32
@@ -267,15 +267,22 @@ def test_vision_attention_reads_keys_through_descriptors(place: torch.device, di
 
 def test_splits_depend_on_the_bucket_and_never_exceed_what_is_launched() -> None:
     limits = Limits(max_rows=1, max_tokens=1, max_query_len=1, max_context_len=1100)
-    tiles = decode_config(90, 256, 4, 2)
+    tiles = decode_config(90, 256, 4, 2, limits, 4, 132)
     assert split_of(limits, 1, 4, 1100, tiles, 132).splits == 18  # a block per 64 keys
     assert split_of(limits, 64, 4, 1100, tiles, 132).splits == 1  # a block a processor without splitting
     assert split_of(limits, 64, 4, 100_000, tiles, 132).splits == 16  # idle blocks are bounded
-    assert are_few(limits, 32, 4, 132)
-    assert not are_few(limits, 64, 4, 132)
     always = replace(limits, is_deterministic=True)
     assert split_of(always, 64, 4, 1100, tiles, 132) == split_of(always, 1, 4, 1100, tiles, 132)
-    assert not are_few(always, 1, 4, 132)
+
+
+def test_blocks_of_a_tile_or_two_do_not_read_ahead() -> None:
+    limits = Limits(max_rows=1, max_tokens=1, max_query_len=1, max_context_len=1100)
+    stages = [decode_config(90, 64, 1, 2, limits, 20 * rows, 132).stages for rows in (1, 64)]
+    assert stages == [1, 3]
+    short = replace(limits, max_context_len=448)
+    assert decode_config(90, 64, 1, 2, short, 20 * 64, 132).stages == 1
+    always = replace(short, is_deterministic=True)
+    assert decode_config(90, 64, 1, 2, always, 20, 132) == decode_config(90, 64, 1, 2, always, 20 * 64, 132)
 
 
 def test_heads_wider_than_the_kernels_are_declined_with_a_reason() -> None:

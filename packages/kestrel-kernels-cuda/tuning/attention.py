@@ -23,7 +23,6 @@ from kestrel_kernels_cuda.attention_configs import (
     PrefillConfig,
     Split,
     arch_of,
-    are_few,
     decode_config,
     joins_in_place,
     multiprocessors,
@@ -103,8 +102,9 @@ def decode(name: str, batch: int, length: int, kind: str = "pages") -> Shape:
     q = numbers(batch, heads, dim)
     gate = numbers(batch, heads, 2, dim)[:, :, 1] if name == "qwen" else None
     limits = Limits(max_rows=batch, max_tokens=batch, max_query_len=1, max_context_len=length)
-    is_few = are_few(limits, batch, kv_heads, multiprocessors(DEVICE))
-    base = decode_config(arch_of(DEVICE), dim, heads // kv_heads, 2, is_few)
+    base = decode_config(
+        arch_of(DEVICE), dim, heads // kv_heads, 2, limits, batch * kv_heads, multiprocessors(DEVICE)
+    )
     tiles = [(32, 4, 3), (64, 4, 3), (64, 8, 3), (32, 2, 3), (64, 4, 2)]
     if dim <= 64:
         tiles = [(64, 4, 3), (128, 4, 3), (64, 4, 4), (128, 8, 2), (64, 2, 3)]

@@ -246,6 +246,8 @@ class RuntimeConfig:
     "bfloat16" keeps the states of linear attention in half the memory, rounded at every step; answers differ then. On
     the CPU only, so far. ``fp8_weights``: "keep" leaves the weights of block FP8 checkpoints in 8 bits, "widen" makes
     them ``dtype``; "auto" keeps them where a kernel backend multiplies by them.
+    the CPU only, so far. ``kv_cache_dtype`` "fp8_e4m3" keeps the keys and values of pages in 8 bits each, as they are
+    (scale 1), so that the same memory holds more positions; "auto": the model's dtype.
 
     ``decode_path``: "native" runs decode steps op by op; "generated" as programs captured at load for every batch size
     up to ``max_batch_size``, or it is an error that says what prevents it; "auto" captures where it can.
@@ -271,6 +273,7 @@ class RuntimeConfig:
     steps_in_flight: int | None = None
     recurrent_dtype: Literal["float32", "bfloat16"] = "float32"
     fp8_weights: Literal["auto", "keep", "widen"] = "auto"
+    kv_cache_dtype: Literal["auto", "fp8_e4m3"] = "auto"
     deterministic: bool = False
     strict_ops: bool = False
     ops: Mapping[str, str] = field(default_factory=dict)
@@ -361,6 +364,7 @@ _CONFIG_CHECKS: Mapping[str, Check] = {
     "decode_path": partial(checks.choice, choices=("auto", "native", "generated")),
     "recurrent_dtype": partial(checks.choice, choices=("float32", "bfloat16")),
     "fp8_weights": partial(checks.choice, choices=("auto", "keep", "widen")),
+    "kv_cache_dtype": partial(checks.choice, choices=("auto", "fp8_e4m3")),
     "chat_template": partial(checks.choice, choices=("builtin", "checkpoint")),
     "dtype": partial(checks.choice, choices=_DTYPES),
     "device": _device,

@@ -134,8 +134,8 @@ def copy_page(k_LPKSD, v_LPKSD, src, dst, filled):
 
 def _read(view, layer, b, head, origin, pool, own_TKD, j):
     if own_TKD is not None and j >= int(view.computed_B[b]):
-        return own_TKD[origin + j, head]
-    return pool[layer, int(view.page_table_BN[b, j // view.page_size]), head, j % view.page_size]
+        return own_TKD[origin + j, head].double()
+    return pool[layer, int(view.page_table_BN[b, j // view.page_size]), head, j % view.page_size].double()
 
 
 def paged_attention(q_THD, view, layer, scale, softcap=None, gate_THD=None, k_TKD=None, v_TKD=None):
@@ -151,8 +151,8 @@ def paged_attention(q_THD, view, layer, scale, softcap=None, gate_THD=None, k_TK
             for h in range(num_heads):
                 kv = h // (num_heads // num_kv)
                 read = partial(_read, view, layer, b, kv, cu[b] - computed)
-                keys = torch.stack([read(view.k_LPKSD, k_TKD, j) for j in range(low, high)]).double()
-                values = torch.stack([read(view.v_LPKSD, v_TKD, j) for j in range(low, high)]).double()
+                keys = torch.stack([read(view.k_LPKSD, k_TKD, j) for j in range(low, high)])
+                values = torch.stack([read(view.v_LPKSD, v_TKD, j) for j in range(low, high)])
                 scores = keys @ q_THD[t, h].double() * scale
                 if softcap is not None:
                     scores = softcap * torch.tanh(scores / softcap)

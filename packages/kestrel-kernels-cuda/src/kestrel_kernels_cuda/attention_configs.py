@@ -11,14 +11,13 @@ from kestrel.spi import No, OpQuery, Yes
 from kestrel.spi.batch import Limits
 from kestrel_kernels_cuda import linear_launch
 from kestrel_kernels_cuda.devices import arch_of, family_of, multiprocessors
-from kestrel_kernels_cuda.launch import power_of_two, refuse_dtype
+from kestrel_kernels_cuda.launch import power_of_two, refuse_pages
 
 __all__ = [
     "DecodeConfig",
     "PrefillConfig",
     "Split",
     "arch_of",
-    "are_few",
     "decode_config",
     "family_of",
     "joins_in_place",
@@ -78,7 +77,15 @@ _DECODE: dict[str, dict[int, tuple[int, int, int]]] = {  # padded head dim to bl
     "small": {64: (64, 4, 2), 128: (32, 4, 3), 256: (32, 4, 2), 512: (16, 4, 2)},
 }
 
-_FEW_DECODE = {("sm_90", 256): (64, 8, 3)}
+_BRIEF_DECODE = {
+    64: (128, 8, 1),
+    128: (64, 8, 1),
+    256: (64, 8, 1),
+    512: (16, 8, 1),
+}  # few rows: a tile or two each
+_SHORT_DECODE = {64: (64, 4, 1)}  # many rows of short contexts: several blocks on a multiprocessor
+SHORTEST = 512  # keys of the longest row up to which these are used
+BRIEF = 4  # blocks of a row, and more, are brief
 
 _PREFILL: dict[str, dict[int, tuple[int, int, int, int]]] = {  # to block_m, block_n, warps, stages
     "sm_90": {64: (128, 64, 8, 3), 128: (128, 64, 8, 3), 256: (128, 32, 8, 3), 512: (64, 16, 8, 2)},
@@ -88,6 +95,10 @@ _PREFILL: dict[str, dict[int, tuple[int, int, int, int]]] = {  # to block_m, blo
 
 _FEW_PREFILL = {("sm_90", 64): (64, 64, 4, 3)}  # where larger tiles would leave multiprocessors idle
 FEW = 1024  # tokens of a launch
+
+_EIGHT_PREFILL = {
+    ("sm_90", 256): (128, 16, 8, 3)
+}  # where turning pages of 8 bits into 16 takes too many registers
 
 _WIDE_PREFILL = {64: (32, 32, 8, 1), 128: (32, 32, 8, 1), 256: (16, 32, 8, 1), 512: (16, 16, 8, 1)}  # float32
 
@@ -109,7 +120,7 @@ def supports_heads(query: OpQuery) -> Yes | No:
         return No(f"serves head dims up to {WIDEST}, not {query.get('head_dim')}")
     if query.get("heads") % query.get("kv_heads"):
         return No("the number of heads is no multiple of that of key/value heads")
-    return refuse_dtype(query) or Yes()
+    return refuse_pages(query) or Yes()
 
 
 def _bucket(dim: int) -> int:
@@ -121,29 +132,40 @@ def overlaps(arch: int) -> bool:
     return arch >= 90 and linear_launch.OVERLAPS
 
 
-def decode_config(arch: int, dim: int, group: int, itemsize: int, is_few: bool = False) -> DecodeConfig:
-    """The tiles for head dim ``dim`` and ``group`` query heads per key/value head. ``is_few``: see ``are_few``."""
-    tile = _DECODE[family_of(arch)][_bucket(dim)]
-    if is_few:
-        tile = _FEW_DECODE.get((family_of(arch), _bucket(dim)), tile)
+def decode_config(
+    arch: int, dim: int, group: int, itemsize: int, limits: Limits, groups: int, processors: int
+) -> DecodeConfig:
+    """The tiles for head dim ``dim`` and ``group`` query heads per key/value head, in a launch of ``groups`` rows times
+    key/value heads; in deterministic launches by the head alone.
+
+    What reads far ahead is long: where a block has but a tile or two, fetching its instructions would take longer.
+    """
+    bucket = _bucket(dim)
+    tile = _DECODE[family_of(arch)][bucket]
+    if not limits.is_deterministic:
+        if BLOCKS_PER_PROCESSOR[bucket] * processors >= BRIEF * groups:
+            tile = _BRIEF_DECODE[bucket]
+        elif limits.max_context_len <= SHORTEST:
+            tile = _SHORT_DECODE.get(bucket, tile)
     block_n, warps, stages = tile
     if itemsize == 4:
-        block_n, warps, stages = max(16, block_n // 2), max(4, min(8, warps)), 2
+        block_n, warps, stages = max(16, block_n // 2), max(4, min(8, warps)), min(stages, 2)
     chunk = 8 if dim > 256 else 16
     padded = max(16, power_of_two(dim)), max(16, power_of_two(group))
     return DecodeConfig(*padded, block_n, warps, stages, chunk, overlaps=overlaps(arch))
 
 
-def are_few(limits: Limits, rows: int, kv_heads: int, processors: int) -> bool:
-    """Whether a decode launch has fewer rows and key/value heads than there are multiprocessors. False in
-    deterministic launches, whose tiles depend on the head alone."""
-    return rows * kv_heads < processors and not limits.is_deterministic
-
-
 def prefill_config(
-    arch: int, dim: int, group: int, itemsize: int, limits: Limits, window: int | None = None
+    arch: int,
+    dim: int,
+    group: int,
+    itemsize: int,
+    limits: Limits,
+    window: int | None = None,
+    kept: int = 2,
 ) -> PrefillConfig:
-    """The tiles for head dim ``dim``; in deterministic launches by the head alone."""
+    """The tiles for head dim ``dim``, over pages of numbers of ``kept`` bytes; in deterministic launches by the head
+    alone."""
     packed = False
     if itemsize == 4:
         tile = _WIDE_PREFILL[_bucket(dim)]
@@ -153,6 +175,8 @@ def prefill_config(
         tile = _PREFILL[family_of(arch)][_bucket(dim)]
         if limits.max_tokens <= FEW and not limits.is_deterministic:
             tile = _FEW_PREFILL.get((family_of(arch), _bucket(dim)), tile)
+        if kept == 1:
+            tile = _EIGHT_PREFILL.get((family_of(arch), _bucket(dim)), tile)
     is_plain = itemsize == 2 and not packed and window is None
     is_described = family_of(arch) == "sm_90" and is_plain and dim <= DESCRIBED
     return PrefillConfig(max(16, power_of_two(dim)), *tile, packed, overlaps(arch), is_described)

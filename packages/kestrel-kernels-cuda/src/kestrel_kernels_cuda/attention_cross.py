@@ -6,6 +6,7 @@ Letters: B sequences, T tokens, H query heads, K key/value heads, D head dim.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -15,7 +16,6 @@ from kestrel.spi.batch import CrossView, Limits
 from kestrel_kernels_cuda.attention_configs import (
     Split,
     arch_of,
-    are_few,
     decode_config,
     joins_in_place,
     multiprocessors,
@@ -60,10 +60,10 @@ def _launches(
         config = prefill_config(arch, dim, group, size, view.limits)
         return prefill_launch(q_THD, keys, view.cu_seqlens, None, False, scale, None, None, config)
     processors = multiprocessors(q_THD.device)
-    tiles = decode_config(arch, dim, group, size, are_few(view.limits, rows, num_kv, processors))
+    limits = replace(view.limits, max_context_len=max_len)
+    tiles = decode_config(arch, dim, group, size, limits, rows * num_kv, processors)
     if split is None:
-        longest = max_len
-        split = split_of(view.limits, rows, num_kv, longest, tiles, processors)
+        split = split_of(view.limits, rows, num_kv, max_len, tiles, processors)
     arrivals = None
     if joins_in_place(view.limits, split):
         arrivals = once_per_launch(view, layer, "arrivals", arrivals_of)
@@ -87,7 +87,7 @@ def _planned(query: OpQuery, arch: int, limits: Limits, split: Split | None = No
 
 def _warm_launches(query: OpQuery, arch: int, row_counts: Sequence[int] = (2048, 512)) -> Iterator[Launch]:
     if query.get("mode") == "decode":
-        for rows, wanted, splits in DECODES:
+        for rows, wanted, splits, _ in DECODES:
             yield from _planned(query, arch, any_limits(rows, rows, 1, 1), Split(wanted, 64, splits))
         return
     for tokens in {2, *row_counts}:

@@ -4,9 +4,10 @@ The grid is fixed by the launch's ceilings; each row divides its own keys among 
 that get none leave at once. All query heads of a key/value head form one tile. Sums are joined in a fixed order, by the
 last block of a row to end, or by a second kernel in deterministic launches.
 
-The newest key and value of a row may come fresh from their projection: the row's last block norms, rotates and writes
-them, and every block norms and rotates its queries. All other keys lie in memory since earlier steps, so that a block
-reads its first tile while the kernel before (which makes the queries) still runs.
+The newest key and value of a row may come fresh from their projection: then every block norms and rotates its queries,
+and the row's last block, with them, the key; it writes key and value to their page and reads them there. All other keys
+lie in memory since earlier steps: a block asks for its first while the kernel before still runs. Where rows are few, a
+block computes so little that fetching its instructions takes most of its time, hence one short loop and no more.
 
 Source: Dao et al. 2023, "Flash-Decoding for long-context inference" (keys split over blocks); Milakov and Gimelshein
 2018, arXiv 1805.02867 (softmax in one pass).
@@ -28,18 +29,19 @@ from kestrel_kernels_cuda.attention_parts import (
     capped,
     finish,
     overlap,
+    query_tile,
     scale_factors,
     softmax_step,
     stages_of,
 )
 from kestrel_kernels_cuda.launch import Launch, power_of_two
+from kestrel_kernels_cuda.linear_parts import prefetch
 from kestrel_kernels_cuda.overlap import start_next, wait_for_previous
-from kestrel_kernels_cuda.rotation import gains, prepared
+from kestrel_kernels_cuda.rotation import partner, rotated
 
 __all__ = ["Fresh", "decode_launches", "split_kernel"]
 
-JOINED = 8192  # numbers that four warps join at a time
-NEWEST = tl.constexpr(16)  # keys of the tile of a row's newest: the fewest that matrix units take
+JOINED = 4096  # numbers that four warps join at a time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,31 +61,60 @@ class Fresh:
 
 
 @triton.jit
-def places_of(
-    position, held, table, head_offset, stride_page,
-    D: tl.constexpr, D_P: tl.constexpr, PAGE: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
-    """(where the keys at ``position`` [N] lie [N, D], which numbers of them exist)."""
-    at_d = tl.arange(0, D_P)
+def pages_of(position, held, table, stride_page, D: tl.constexpr, PAGE: tl.constexpr):
+    """Where the keys at ``position`` [N] begin, within their head's part of a page."""
     if PAGE == 0:
-        rows = head_offset + position.to(tl.int64) * D
-    else:
-        page = tl.load(table + position // PAGE, mask=held, other=0).to(tl.int64)
-        rows = head_offset + page * stride_page + (position % PAGE) * D
-    mask_ND = held[:, None] if D == D_P else held[:, None] & (at_d < D)[None, :]
-    return rows[:, None] + at_d[None, :], mask_ND
+        return position.to(tl.int64) * D
+    page = tl.load(table + position // PAGE, mask=held, other=0).to(tl.int64)
+    return page * stride_page + (position % PAGE) * D
 
 
 @triton.jit
-def add_keys(
-    q_GD, k_ND, v_ND, held, acc, top, total, pre, post, HAS_SOFTCAP: tl.constexpr, GUARD: tl.constexpr
-):
-    """(weighted sums, maxima, totals) after one more tile of keys, of which those not ``held`` are unseen."""
-    scores = capped(tl.dot(q_GD, tl.trans(k_ND), input_precision="ieee"), pre, HAS_SOFTCAP)
-    scores = tl.where(held[None, :], scores, float("-inf"))
-    weights, shrink, top, total = softmax_step(scores, top, total, post, GUARD)
-    acc = tl.dot(weights.to(q_GD.dtype), v_ND, acc * shrink[:, None], input_precision="ieee")
-    return acc, top, total
+def prefetch_keys(k, v, rows_N, held, D: tl.constexpr, D_P: tl.constexpr):
+    """Asks for the cache lines of keys and values that begin at ``rows_N``."""
+    EACH: tl.constexpr = 1024 // k.dtype.element_ty.primitive_bitwidth  # numbers of a line
+    LINES: tl.constexpr = max(1, D_P // EACH)
+    at = tl.arange(0, LINES) * EACH
+    places = tl.where(held[:, None] & (at < D)[None, :], rows_N[:, None] + at[None, :], 0)
+    prefetch(k + places)
+    prefetch(v + places)
+
+
+@triton.jit
+def fresh_rows(
+    q, k_new, v_new, q_weight, k_weight, cos, sin, row, kv_head, owns, eps,
+    stride_qt, stride_qh, stride_kt, stride_kh, stride_vt, stride_vh, stride_cos, stride_sin,
+    GROUP: tl.constexpr, GROUP_P: tl.constexpr, D: tl.constexpr, D_P: tl.constexpr,
+    ROTATED: tl.constexpr, ADD_ONE: tl.constexpr,
+):  # fmt: skip
+    """[GROUP_P, D_P]: a group's queries, the key of its head and the value. Queries and key are normed when there are
+    weights, and rotated when ROTATED. Key and value are zeros unless ``owns``, as are all beyond D."""
+    member = tl.arange(0, GROUP_P)[:, None]
+    dim = tl.arange(0, D_P)[None, :] + 0 * member
+    is_q, is_k = member < GROUP, (member == GROUP) & owns
+    own = tl.where(
+        is_k, k_new + row * stride_kt + kv_head * stride_kh, v_new + row * stride_vt + kv_head * stride_vh
+    )
+    heads = tl.where(is_q, q + row * stride_qt + (kv_head * GROUP + member) * stride_qh, own)
+    turned = is_q | is_k
+    inside = (turned | ((member == GROUP + 1) & owns)) & (dim < D)
+    kept = tl.load(heads + dim, mask=inside, other=0.0)
+    value = kept.to(tl.float32)
+    other = value
+    if ROTATED:
+        near = turned & (dim < ROTATED)
+        other = tl.load(heads + partner(dim, ROTATED), mask=near, other=0.0).to(tl.float32)
+    if q_weight is not None:
+        weights = tl.where(is_k, k_weight, q_weight)
+        gain = tl.load(weights + dim, mask=turned & (dim < D), other=0.0).to(tl.float32)
+        scale = tl.rsqrt(tl.sum(value * value, axis=1)[:, None] / D + eps)
+        value = value * scale * (gain + 1.0 if ADD_ONE else gain)
+        if ROTATED:
+            gain = tl.load(weights + partner(dim, ROTATED), mask=near, other=0.0).to(tl.float32)
+            other = other * scale * (gain + 1.0 if ADD_ONE else gain)
+    if ROTATED:
+        value = rotated(value, other, cos, sin, row, stride_cos, stride_sin, dim, ROTATED)
+    return tl.where(turned, value.to(kept.dtype), kept)
 
 
 @triton.jit(do_not_specialize=[*INTEGERS, "is_early"], do_not_specialize_on_alignment=[*ANYWHERE, "slots"])
@@ -98,96 +129,73 @@ def split_kernel(
 ):  # fmt: skip
     """One block of keys of one row and key/value head. PAGE 0: a row's keys all lie in one page.
 
-    ``lens`` + NEW keys of a row lie in memory; ``k_new`` and ``v_new``, unless None, follow them. ``is_early``: no
-    kernel that may still run writes lengths, page tables and those keys, so that they are read before the wait.
+    A row has ``lens`` + NEW keys; ``k_new`` and ``v_new``, unless None, are the last. ``is_early``: no kernel that may
+    still run writes lengths, page tables and the other keys, so that they are asked for before the wait.
     Writes outputs when it is the row's only block, else sums, maxima and totals; with ``arrivals`` (zeros [B, K], left
     as zeros) the last block of a row joins them.
     """
     start_next(PDL)
     if is_early == 0:
         wait_for_previous(PDL)
-    split, kv_head, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    split, kv_head, row = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     length = tl.load(lens + row).to(tl.int32) + NEW
-    seen = length - window
-    if k_new is not None:
-        seen += 1
-    base, share, blocks = share_of(length, seen, wanted, longest, splits, HAS_WINDOW, BLOCK_N)
+    base, share, blocks = share_of(length, length - window, wanted, longest, splits, HAS_WINDOW, BLOCK_N)
     start = base + split * share
     end = tl.minimum(start + share, length)
-    if split >= blocks:
+    if start >= end:
         return
-    table += row.to(tl.int64) * stride_table
+    table += row * stride_table
     head_offset = kv_head.to(tl.int64) * stride_head
     if PAGE == 0:
         head_offset += tl.load(table).to(tl.int64) * stride_page
-    position = start + tl.arange(0, BLOCK_N)
-    held = position < end
-    if HAS_WINDOW:
-        held &= position >= seen
-    at_ND, mask_ND = places_of(position, held, table, head_offset, stride_page, D, D_P, PAGE, BLOCK_N)
-    first_k_ND = tl.load(k + at_ND, mask=mask_ND, other=0.0)
-    first_v_ND = tl.load(v + at_ND, mask=mask_ND, other=0.0)
-    dim = tl.arange(0, D_P)[None, :]
-    members = tl.arange(0, GROUP_P)
-    heads = kv_head * GROUP + members
-    live = members < GROUP
-    q_head = tl.where(live, heads, KV_HEADS * GROUP)[:, None]
-    number = tl.arange(0, NEWEST)
-    new_head = tl.where(number == 0, kv_head, KV_HEADS)[:, None]
-    q_gain, q_other, k_gain, k_other = q_weight, q_weight, k_weight, k_weight
-    if q_weight is not None:
-        q_gain, q_other = gains(q_weight, q_head, KV_HEADS * GROUP, D, ROTATED, D_P, ADD_ONE)
-    if k_weight is not None:
-        k_gain, k_other = gains(k_weight, new_head, KV_HEADS, D, ROTATED, D_P, ADD_ONE)
+    k += head_offset
+    v += head_offset
+    at_n = tl.arange(0, BLOCK_N)
+    if PDL:  # noqa: SIM102 - decided while it compiles, the next while it runs
+        if is_early:
+            held = start + at_n < tl.minimum(end, length - NEW)
+            prefetch_keys(k, v, pages_of(start + at_n, held, table, stride_page, D, PAGE), held, D, D_P)
     wait_for_previous(PDL)
-    wide_row = row.to(tl.int64)
-    q_GD = prepared(
-        q, q_gain, q_other, cos, sin, wide_row, q_head, KV_HEADS * GROUP,
-        stride_qt, stride_qh, stride_cos, stride_sin, eps, D, ROTATED, D_P,
-    ).to(q.dtype.element_ty)  # fmt: skip
+    dim = tl.arange(0, D_P)[None, :]
+    member = tl.arange(0, GROUP_P)
+    live = member < GROUP
+    heads = kv_head * GROUP + member
+    if k_new is None:
+        q_GD = query_tile(q, row + member * 0, heads, live, stride_qt, stride_qh, D, D_P)
+    else:
+        owns = split == blocks - 1
+        q_GD = fresh_rows(
+            q, k_new, v_new, q_weight, k_weight, cos, sin, row, kv_head, owns, eps,
+            stride_qt, stride_qh, stride_kt, stride_kh, stride_vt, stride_vh, stride_cos, stride_sin,
+            GROUP, GROUP_P, D, D_P, ROTATED, ADD_ONE,
+        )  # fmt: skip
+        if owns:
+            slot = tl.load(slots + row)
+            place = (slot // PAGE) * stride_page + (slot % PAGE) * D
+            at_GD = tl.where(member == GROUP, k + place, v + place)[:, None] + dim
+            new = ((member == GROUP) | (member == GROUP + 1))[:, None] & (dim < D)
+            tl.store(at_GD, q_GD.to(k.dtype.element_ty), mask=new)
+            tl.debug_barrier()  # all of it is written before any of it is read below
     top = tl.full([GROUP_P], float("-inf"), tl.float32)
     total = tl.zeros([GROUP_P], tl.float32)
     acc = tl.zeros([GROUP_P, D_P], tl.float32)
-    if k_new is not None:  # noqa: SIM102 - decided while it compiles, the next while it runs
-        if split == blocks - 1:
-            new_k_ND = prepared(
-                k_new, k_gain, k_other, cos, sin, wide_row, new_head, KV_HEADS,
-                stride_kt, stride_kh, stride_cos, stride_sin, eps, D, ROTATED, D_P,
-            )  # fmt: skip
-            is_new = (new_head < KV_HEADS) & (dim < D)
-            new_v_ND = tl.load(
-                v_new + wide_row * stride_vt + new_head * stride_vh + dim, mask=is_new, other=0.0
-            )
-            # as a kernel that reads the pages would see them
-            new_k_ND = new_k_ND.to(k_new.dtype.element_ty).to(k.dtype.element_ty)
-            new_v_ND = new_v_ND.to(v.dtype.element_ty)
-            slot = tl.load(slots + row)
-            place = (slot // PAGE) * stride_page + (slot % PAGE) * D + kv_head.to(tl.int64) * stride_head
-            tl.store(k + place + dim + 0 * new_head, new_k_ND, mask=is_new)
-            tl.store(v + place + dim + 0 * new_head, new_v_ND, mask=is_new)
-            acc, top, total = add_keys(
-                q_GD, new_k_ND.to(q_GD.dtype), new_v_ND.to(q_GD.dtype), number == 0, acc, top, total, pre, post,
-                HAS_SOFTCAP, False,
-            )  # fmt: skip
-    acc, top, total = add_keys(
-        q_GD, first_k_ND.to(q_GD.dtype), first_v_ND.to(q_GD.dtype), held, acc, top, total, pre, post,
-        HAS_SOFTCAP, True,
-    )  # fmt: skip
-    for at in range(start + BLOCK_N, end, BLOCK_N):
-        position = at + tl.arange(0, BLOCK_N)
+    for at in range(start, end, BLOCK_N):
+        position = at + at_n
         held = position < end
         if HAS_WINDOW:
-            held &= position >= seen
-        at_ND, mask_ND = places_of(position, held, table, head_offset, stride_page, D, D_P, PAGE, BLOCK_N)
+            held &= position >= length - window
+        at_ND = pages_of(position, held, table, stride_page, D, PAGE)[:, None] + dim
+        mask_ND = held[:, None] if D == D_P else held[:, None] & (dim < D)
         k_ND = tl.load(k + at_ND, mask=mask_ND, other=0.0).to(q_GD.dtype)
         v_ND = tl.load(v + at_ND, mask=mask_ND, other=0.0).to(q_GD.dtype)
-        acc, top, total = add_keys(
-            q_GD, k_ND, v_ND, held, acc, top, total, pre, post, HAS_SOFTCAP, HAS_WINDOW
-        )
-    row_head = wide_row * (KV_HEADS * GROUP) + heads
+        scores = capped(tl.dot(q_GD, tl.trans(k_ND), input_precision="ieee"), pre, HAS_SOFTCAP)
+        scores = tl.where(held[None, :], scores, float("-inf"))
+        weights, shrink, top, total = softmax_step(scores, top, total, post, HAS_WINDOW)
+        acc = tl.dot(weights.to(q_GD.dtype), v_ND, acc * shrink[:, None], input_precision="ieee")
+    row_head = row * (KV_HEADS * GROUP) + heads
     mask = live[:, None] & (dim < D)
     if sums is None or blocks == 1:
-        gate_rows = wide_row * stride_gt + heads[:, None] * stride_gh + dim
+        gate_rows = row * stride_gt + heads[:, None] * stride_gh + dim
         result = finish(acc, total, gate, gate_rows, mask, out.dtype.element_ty)
         tl.store(out + row_head[:, None] * D + dim, result, mask=mask)
     else:
@@ -238,12 +246,13 @@ def decode_launches(
         "NEW": keys.new, "D": dim, "D_P": config.dim, "BLOCK_N": config.block_n,
         "HAS_WINDOW": keys.window is not None, **overlap(config.overlaps, split_kernel),
     }  # fmt: skip
-    members, rotated = power_of_two(group), 0
-    if fresh is not None and fresh.cos_BR is not None:
-        rotated = fresh.cos_BR.shape[1]
+    members, rows, turned = power_of_two(group), config.group, 0
+    if fresh is not None:
+        rows = max(rows, power_of_two(group + 2))
+        turned = 0 if fresh.cos_BR is None else fresh.cos_BR.shape[1]
     meta = {
-        **shape, "KV_HEADS": num_kv, "GROUP": group, "GROUP_P": config.group, "PAGE": keys.page,
-        "GROUP_J": members, "CHUNK": _chunk(members, config), "ROTATED": rotated,
+        **shape, "KV_HEADS": num_kv, "GROUP": group, "GROUP_P": rows, "PAGE": keys.page,
+        "GROUP_J": members, "CHUNK": _chunk(members, config), "ROTATED": turned,
         "ADD_ONE": fresh is not None and fresh.add_one, "HAS_SOFTCAP": softcap is not None,
         "num_warps": config.warps, "num_stages": stages_of(config.stages, keys.page),
     }  # fmt: skip

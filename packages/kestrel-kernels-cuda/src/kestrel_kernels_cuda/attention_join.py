@@ -23,15 +23,15 @@ ANYWHERE = ["table", "lens"]  # slices of buffers of many arrays, at any address
 @triton.jit
 def share_of(length, seen, wanted, longest, splits, HAS_WINDOW: tl.constexpr, BLOCK_N: tl.constexpr):
     """(first key of the first block, keys per block, blocks) of a row of ``length`` keys, seen from ``seen`` on: tiles
-    over as many blocks as the row is worth, of 64 keys or more; one block where there is no key."""
+    over as many blocks as the row is worth, of 64 keys or more."""
     base = length * 0
     if HAS_WINDOW:
-        base = tl.minimum(tl.maximum(seen, 0), length) // BLOCK_N * BLOCK_N
+        base = tl.maximum(seen, 0) // BLOCK_N * BLOCK_N
     tiles = tl.cdiv(length - base, BLOCK_N)
     pieces = tl.cdiv(tiles, max(1, 64 // BLOCK_N))
     blocks = tl.maximum(tl.minimum(wanted, pieces), tl.cdiv(tiles, longest))
     each = tl.maximum(tl.cdiv(tiles, tl.maximum(tl.minimum(blocks, splits), 1)), 1)
-    return base, each * BLOCK_N, tl.maximum(tl.cdiv(tiles, each), 1)
+    return base, each * BLOCK_N, tl.cdiv(tiles, each)
 
 
 @triton.jit

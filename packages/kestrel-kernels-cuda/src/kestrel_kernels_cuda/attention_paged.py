@@ -15,7 +15,6 @@ from kestrel.spi.batch import Limits, PagedView
 from kestrel_kernels_cuda.attention_configs import (
     Split,
     arch_of,
-    are_few,
     decode_config,
     joins_in_place,
     multiprocessors,
@@ -29,9 +28,9 @@ from kestrel_kernels_cuda.attention_parts import Keys
 from kestrel_kernels_cuda.attention_prefill import Own, prefill_launch
 from kestrel_kernels_cuda.attention_warm import DECODES, META, any_limits, cases_of
 from kestrel_kernels_cuda.compiling import CompileCase
-from kestrel_kernels_cuda.launch import Launch, dtype_of, jobs_of
+from kestrel_kernels_cuda.launch import Launch, dtype_of, jobs_of, kv_dtype_of
 
-__all__ = ["IMPLS", "compile_cases", "decode", "meta_gate", "meta_view", "paged_attention"]
+__all__ = ["EIGHT", "IMPLS", "compile_cases", "decode", "meta_gate", "meta_view", "paged_attention"]
 
 
 def paged_attention(
@@ -68,7 +67,8 @@ def _launches(
     heads, dim = q_THD.shape[1:]
     keys = _keys(view, layer, 0)
     group = heads // keys.k_PKSD.shape[1]
-    config = prefill_config(arch, dim, group, q_THD.element_size(), view.limits, view.window)
+    sizes = q_THD.element_size(), keys.k_PKSD.element_size()
+    config = prefill_config(arch, dim, group, sizes[0], view.limits, view.window, sizes[1])
     if not config.is_described and keys.k_PKSD.dtype == q_THD.dtype:
         own = None  # pages hold the same bits, and are read with all others
     return prefill_launch(
@@ -102,10 +102,10 @@ def decode(
     """Outputs [B, H, D] of one query per row, and what computes them. Without ``fresh``, the newest keys are in their
     pages already. Layers after the first read pages early: by then, what a step begins with is long done."""
     rows, heads, dim = q_BHD.shape
-    keys = _keys(view, layer, 1 if fresh is None else 0)
+    keys = _keys(view, layer, 1)
     num_kv, processors = keys.k_PKSD.shape[1], multiprocessors(q_BHD.device)
-    is_few = are_few(view.limits, rows, num_kv, processors)
-    tiles = decode_config(arch, dim, heads // num_kv, q_BHD.element_size(), is_few)
+    size, groups = q_BHD.element_size(), rows * num_kv
+    tiles = decode_config(arch, dim, heads // num_kv, size, view.limits, groups, processors)
     if split is None:
         split = split_of(view.limits, rows, num_kv, _longest(view, tiles.block_n), tiles, processors)
     arrivals = None
@@ -128,7 +128,7 @@ def meta_view(query: OpQuery, limits: Limits, *, has_ends: bool = False) -> Page
     behind them tokens see."""
     rows, page = limits.max_tokens, query.get("page")
     shape = (1, 2, query.get("kv_heads"), page, query.get("head_dim"))
-    pool = torch.empty(shape, dtype=dtype_of(query), device=META)
+    pool = torch.empty(shape, dtype=kv_dtype_of(query), device=META)
     return PagedView(
         k_LPKSD=pool,
         v_LPKSD=pool,
@@ -167,8 +167,8 @@ def _planned(
 
 def _warm_launches(query: OpQuery, arch: int, row_counts: Sequence[int] = (2048, 512)) -> Iterator[Launch]:
     if query.get("mode") == "decode":
-        for rows, wanted, splits in DECODES:
-            yield from _planned(query, arch, any_limits(rows, rows, 1, 4096), Split(wanted, 64, splits))
+        for rows, wanted, splits, longest in DECODES:
+            yield from _planned(query, arch, any_limits(rows, rows, 1, longest), Split(wanted, 64, splits))
         return
     for tokens in {2, *row_counts}:
         for has_ends in (False, True):  # op by op, and captured or with pictures
@@ -179,6 +179,7 @@ def _warm(query: OpQuery, row_counts: Sequence[int]) -> Iterable[Callable[[], ob
     return jobs_of(_warm_launches(query, arch_of(META), row_counts))
 
 
+EIGHT = {"kv_dtype": "float8_e4m3fn"}
 _SHAPES = {  # of models: heads, key/value heads, head dim, gated, window, softcap
     "moondream": (32, 32, 64, False, None, False),
     "qwen": (16, 4, 256, True, None, False),
@@ -201,6 +202,9 @@ def compile_cases() -> Iterator[CompileCase]:
             )  # fmt: skip
             for arch in (80, 90) if name in ("moondream", "qwen") else (90,):
                 yield from cases_of(f"paged_attention {mode} {name}", _warm_launches(query, arch), (arch,))
+            if name in ("moondream", "qwen") and mode == "prefill":
+                kept = OpQuery.of(query.op, **dict(query.facts), **EIGHT)
+                yield from cases_of(f"paged_attention {mode} {name} 8 bits", _warm_launches(kept, 90), (90,))
 
 
 IMPLS = {"paged_attention": Impl(supports=supports_heads, fn=paged_attention, warm=_warm)}

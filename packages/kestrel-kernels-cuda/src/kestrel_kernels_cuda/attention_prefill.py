@@ -54,7 +54,12 @@ def attend_tiles(
     """Keys ``low`` to ``high`` added to a tile of queries, which see [``first_M``, ``end_M``); none before
     ``lowest`` is read, nor from ``high`` on. Unless IS_MASKED, all are seen by all. PAGE 0: one after another."""
     at_d, at_n = tl.arange(0, D_P), tl.arange(0, BLOCK_N)
-    for at in tl.range(low, high, BLOCK_N, num_stages=2 * DEPTH - 1 if PAGE else DEPTH):
+    STAGES: tl.constexpr = (
+        DEPTH if PAGE == 0 else 1 if k.dtype.element_ty.primitive_bitwidth == 8 else 2 * DEPTH - 1
+    )
+    for at in tl.range(
+        low, high, BLOCK_N, num_stages=STAGES
+    ):  # pages: of loads, and of the loads of page ids
         position = at + at_n
         if IS_MASKED:
             held = position < high
@@ -74,7 +79,7 @@ def attend_tiles(
             v_rows = k_rows
         k_ND, v_ND = k + k_rows[:, None] + at_d[None, :], v + v_rows[:, None] + at_d[None, :]
         if IS_MASKED or D != D_P:
-            mask_ND = held[:, None] & (at_d < D)[None, :]
+            mask_ND = held[:, None] if D == D_P else held[:, None] & (at_d < D)[None, :]
             k_tile = tl.load(k_ND, mask=mask_ND, other=0.0).to(q_MD.dtype)
         else:
             k_tile = tl.load(k_ND).to(q_MD.dtype)

@@ -57,7 +57,7 @@ def decode_attention(
     return out
 
 
-def _planned(query: OpQuery, arch: int, rows: int, split: Split) -> list[Launch]:
+def _planned(query: OpQuery, arch: int, rows: int, split: Split, longest: int = 4096) -> list[Launch]:
     """The launches of ``query`` without memory, of one projection of q, k and v."""
     heads, kv_heads, dim = query.get("heads"), query.get("kv_heads"), query.get("head_dim")
     packed = torch.empty((rows, heads + 2 * kv_heads, dim), dtype=dtype_of(query), device=META)
@@ -65,7 +65,7 @@ def _planned(query: OpQuery, arch: int, rows: int, split: Split) -> list[Launch]
     norm, turned = query.get("norm"), query.get("rot_dim")
     weight = torch.empty(dim, dtype=dtype_of(query), device=META) if norm else None
     angle = torch.empty((rows, turned), dtype=torch.float32, device=META) if turned else None
-    view = attention_paged.meta_view(query, any_limits(rows, rows, 1, 4096))
+    view = attention_paged.meta_view(query, any_limits(rows, rows, 1, longest))
     fresh = Fresh(
         k_BKD=k, v_BKD=v, slots_B=view.slots_T, cos_BR=angle, sin_BR=angle,
         q_weight_D=weight, k_weight_D=weight, eps=1e-6, add_one=norm == "rms_plus_one",
@@ -76,8 +76,8 @@ def _planned(query: OpQuery, arch: int, rows: int, split: Split) -> list[Launch]
 
 
 def _warm_launches(query: OpQuery, arch: int) -> Iterator[Launch]:
-    for rows, wanted, splits in DECODES:
-        yield from _planned(query, arch, rows, Split(wanted, 64, splits))
+    for rows, wanted, splits, longest in DECODES:
+        yield from _planned(query, arch, rows, Split(wanted, 64, splits), longest)
 
 
 def _warm(query: OpQuery, row_counts: Sequence[int]) -> Iterable[Callable[[], object]]:
@@ -102,6 +102,9 @@ def compile_cases() -> Iterator[CompileCase]:
         )  # fmt: skip
         for arch in (80, 90) if name in ("moondream", "qwen") else (90,):
             yield from cases_of(f"decode_attention {name}", _warm_launches(query, arch), (arch,))
+        if name in ("moondream", "qwen"):
+            kept = OpQuery.of(query.op, **dict(query.facts), **attention_paged.EIGHT)
+            yield from cases_of(f"decode_attention {name} 8 bits", _warm_launches(kept, 90), (90,))
 
 
 IMPLS = {"decode_attention": Impl(supports=supports_heads, fn=decode_attention, warm=_warm)}

@@ -14,9 +14,11 @@ __all__ = ["DECODES", "META", "any_limits", "cases_of"]
 
 META = torch.device("meta")
 
-DECODES = ((1, 64, 64), (1, 1, 1), (512, 1, 2), (512, 1, 1))
-"""Rows, wanted blocks of a row and splits of decode launches: few rows whose blocks are joined, or that have one; many
-rows, of which long ones may have several, or none."""
+DECODES = (
+    (1, 64, 64, 4096), (1, 1, 1, 4096), (512, 1, 2, 4096), (512, 1, 1, 4096), (512, 1, 1, 128)
+)  # fmt: skip
+"""Rows, wanted blocks of a row, splits and longest context of decode launches: few rows whose blocks are joined, or
+that have one; many rows, of which long ones may have several, or none; many short ones."""
 
 
 def any_limits(rows: int, tokens: int, query_len: int, context: int) -> Limits:

@@ -12,9 +12,16 @@ import torch
 import triton
 import triton.language as tl
 
-from kestrel.spi import Impl, Limits, OpQuery, PagedView
+from kestrel.spi import Impl, Limits, No, OpQuery, PagedView, Yes
 from kestrel_kernels_cuda.compiling import CompileCase
-from kestrel_kernels_cuda.launch import Launch, compile_case_of, dtype_of, power_of_two, supports_dtypes
+from kestrel_kernels_cuda.launch import (
+    Launch,
+    compile_case_of,
+    dtype_of,
+    kv_dtype_of,
+    power_of_two,
+    refuse_pages,
+)
 from kestrel_kernels_cuda.overlap import overlap, overlapped, start_next, wait_for_previous
 from kestrel_kernels_cuda.rotation import gains, prepared
 
@@ -178,7 +185,9 @@ def _meta_view(query: OpQuery) -> PagedView:
     def empty(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device="meta")
 
-    pool = empty(1, 2, query.get("kv_heads"), query.get("page"), query.get("head_dim"), dtype=dtype_of(query))
+    pool = empty(
+        1, 2, query.get("kv_heads"), query.get("page"), query.get("head_dim"), dtype=kv_dtype_of(query)
+    )
     return PagedView(
         k_LPKSD=pool, v_LPKSD=pool, page_table_BN=empty(1, 1), slots_T=empty(2, dtype=torch.int64),
         computed_B=empty(1), cu_seqlens=empty(2), page_size=query.get("page"),
@@ -187,7 +196,7 @@ def _meta_view(query: OpQuery) -> PagedView:
 
 
 def _meta_fused(query: OpQuery, *, gives_keys: bool = True) -> Launch:
-    """A launch for a pool of the keys' dtype and one projection of q, k and v, as prefills make them."""
+    """A launch for one projection of q, k and v, as prefills make them."""
     heads, kv_heads, dim = (query.get("heads"), query.get("kv_heads"), query.get("head_dim"))
     packed = torch.empty((2, heads + 2 * kv_heads, dim), dtype=dtype_of(query), device="meta")
     q, k, v = packed.split_with_sizes([heads, kv_heads, kv_heads], dim=1)
@@ -212,11 +221,15 @@ def _warm(
     return (build(query).compile,)
 
 
+def _supports(query: OpQuery) -> Yes | No:
+    return refuse_pages(query) or Yes()
+
+
 IMPLS: Mapping[str, Impl] = {
     "qk_norm_rope_kv_write": Impl(
-        supports=supports_dtypes, fn=qk_norm_rope_kv_write, warm=partial(_warm, _meta_fused)
+        supports=_supports, fn=qk_norm_rope_kv_write, warm=partial(_warm, _meta_fused)
     ),
-    "write_kv": Impl(supports=supports_dtypes, fn=write_kv, warm=partial(_warm, _meta_write)),
+    "write_kv": Impl(supports=_supports, fn=write_kv, warm=partial(_warm, _meta_write)),
 }
 
 

@@ -25,14 +25,17 @@ from kestrel_kernels_cuda.devices import E4M3, known_arch
 
 __all__ = [
     "DTYPES",
+    "KV_DTYPES",
     "Launch",
     "compile_case_of",
     "distinct",
     "dtype_of",
     "jobs_of",
+    "kv_dtype_of",
     "power_of_two",
     "refuse_dtype",
     "refuse_e4m3",
+    "refuse_pages",
     "supports_dtypes",
 ]
 
@@ -41,6 +44,9 @@ DTYPES: Mapping[str, torch.dtype] = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
+KV_DTYPES: Mapping[str, torch.dtype] = {**DTYPES, "float8_e4m3fn": torch.float8_e4m3fn}
+"""What pages may hold."""
+
 _POINTERS = {
     torch.float32: "*fp32",
     torch.bfloat16: "*bf16",
@@ -168,6 +174,20 @@ def dtype_of(query: OpQuery) -> torch.dtype:
     return DTYPES[query.get("dtype")]
 
 
+def kv_dtype_of(query: OpQuery) -> torch.dtype:
+    """The dtype of the pages that a query which ``refuse_pages`` let pass is about."""
+    return KV_DTYPES[query.get("kv_dtype") or query.get("dtype")]
+
+
+def refuse_pages(query: OpQuery) -> No | None:
+    """Why pages of a query's dtype are not served; None when they are."""
+    kept = query.get("kv_dtype")
+    if kept is not None and kept not in KV_DTYPES:
+        return No(f"serves pages of {', '.join(KV_DTYPES)}, not {kept}")
+    refused = refuse_e4m3() if kept == "float8_e4m3fn" else None
+    return refused or refuse_dtype(query)
+
+
 def refuse_dtype(query: OpQuery) -> No | None:
     """Why a query's dtype is not served; None when it is."""
     if query.get("dtype") in DTYPES:
@@ -176,7 +196,7 @@ def refuse_dtype(query: OpQuery) -> No | None:
 
 
 def refuse_e4m3() -> No | None:
-    """Why weights of 8-bit floats are not served; None where they can be read."""
+    """Why 8-bit floats are not served; None where they can be read."""
     arch = known_arch()
     if arch is None or arch >= E4M3:
         return None

@@ -13,7 +13,7 @@ import triton.language as tl
 
 from kestrel.spi import Impl, OpQuery, Yes
 from kestrel_kernels_cuda.compiling import CompileCase
-from kestrel_kernels_cuda.launch import DTYPES, Launch, compile_case_of
+from kestrel_kernels_cuda.launch import KV_DTYPES, Launch, compile_case_of
 
 __all__ = ["IMPLS", "compile_cases", "copy_page"]
 
@@ -70,7 +70,7 @@ def _supports(query: OpQuery) -> Yes:
 
 def _warm(query: OpQuery, row_counts: Sequence[int]) -> Iterable[Callable[[], object]]:
     """One job; the number of heads is a constant of the kernel, and a query that does not say it is not warmed."""
-    kv_heads, dtype = query.get("kv_heads"), DTYPES.get(query.get("dtype"))
+    kv_heads, dtype = query.get("kv_heads"), KV_DTYPES.get(query.get("dtype"))
     if kv_heads is None or dtype is None:
         return ()
     pool = torch.empty((2, 2, kv_heads, 16, query.get("head_dim")), dtype=dtype, device="meta")

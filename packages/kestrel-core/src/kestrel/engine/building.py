@@ -11,6 +11,7 @@ import torch
 
 from kestrel.device import counts_peaks
 from kestrel.engine.decode_path import DecodePath, capture_decode, check_decode_path
+from kestrel.engine.kv_dtype import kv_dtype_of, set_kv_dtype
 from kestrel.engine.loaded import LoadedModel, Shared
 from kestrel.engine.loading import Blueprint, ProgressReport
 from kestrel.engine.memory import Demand, return_memory, settle_memory
@@ -50,11 +51,13 @@ def load_model(
     config = blueprint.config
     check_decode_path(config, device)
     backends = tuple(shared.host.backends.values())
-    ops = resolve_ops((), device, backends, overrides=config.ops, strict=config.strict_ops)
+    kv_dtype = kv_dtype_of(config, device)
+    ops = resolve_ops((), device, backends, overrides=config.ops, strict=config.strict_ops, kv_dtype=kv_dtype)
     stages = Stages()
     try:
         with stages("weights"):
             built = _build(blueprint, device, demand, ops, progress)
+            set_kv_dtype(built, kv_dtype, config)
         with stages("kernels"):
             for query in built.main.spec.op_needs:
                 ops.resolve(query)

@@ -55,6 +55,7 @@ class PagedAttention(nn.Module):
             "head_dim": head_dim,
             "page": page_size,
             "dtype": dtype_name(dtype or torch.get_default_dtype()),
+            "kv_dtype": None if ops.kv_dtype == "auto" else ops.kv_dtype,
         }
         given = {"softcap": softcap is not None, "gated": gated}
         shape = {**pages, "heads": heads, "window": window, **given}

@@ -112,5 +112,6 @@ DECODE_ATTENTION = Op(
         "rot_dim": "R, 0 without rope",
         "norm": '"rms", "rms_plus_one" or None',
         "dtype": "of q, k and v",
+        "kv_dtype": "of pages, None where it is the same",
     },
 )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -20,6 +20,7 @@ from kestrel.ops.padding import Padding, padding_of
 from kestrel.ops.pages import gather_rows, once_per_launch, rows_of_positions
 from kestrel.ops.random import normal
 from kestrel.ops.view_cases import VIEW_SHAPES, ViewShape, make_view
+from kestrel.ops.write_kv import write_kv
 from kestrel.spi.batch import PagedView
 
 __all__ = ["PAGED_ATTENTION", "paged_attention"]
@@ -304,16 +305,21 @@ def _attend(
     return (torch.softmax(scores, -1) @ v).to(q_BHQD.dtype)
 
 
-def _make(shape: ViewShape, has_fresh: bool, seed: int, device: torch.device, dtype: torch.dtype) -> Inputs:
+def _make(shape: ViewShape, kept: str | None, seed: int, device: torch.device, dtype: torch.dtype) -> Inputs:
+    """``kept``: "own" or "eight" when the launch is given its keys, which pages hold as they are or in 8 bits."""
     view = make_view(shape, seed, device, dtype)
     q = normal(seed, (shape.tokens, shape.heads, shape.head_dim), device, dtype)
     num_rows = shape.tokens - shape.spare_tokens
     gate = k = v = None
     if shape.gated:  # each head's half of a projection
         gate = normal(seed + 1, (shape.tokens, shape.heads, 2, shape.head_dim), device, dtype).select(2, 1)
-    if has_fresh:  # not what pages hold; values as a part of a projection
+    if kept is not None:  # values as a part of a projection
         k = normal(seed + 2, (shape.tokens, shape.kv_heads, shape.head_dim), device, dtype)
         v = normal(seed + 3, (shape.tokens, 3, shape.kv_heads, shape.head_dim), device, dtype).select(1, 2)
+        if kept == "eight":
+            pools = (view.k_LPKSD.to(torch.float8_e4m3fn), view.v_LPKSD.to(torch.float8_e4m3fn))
+            view = replace(view, k_LPKSD=pools[0], v_LPKSD=pools[1])
+        write_kv(k, v, view, 1)
     return Inputs(
         args=(q, view, 1, shape.head_dim**-0.5),
         kwargs={"softcap": shape.softcap, "gate_THD": gate, "k_TKD": k, "v_TKD": v},
@@ -321,17 +327,23 @@ def _make(shape: ViewShape, has_fresh: bool, seed: int, device: torch.device, dt
     )
 
 
+_EIGHT = ("prefill, odd sizes", "prefill, one long among short", "prefill, captured with everything")
+
+
 def _cases() -> Sequence[Case]:
-    return [
-        Case(
-            op="paged_attention",
-            name=name + ", fresh" * fresh,
-            make=partial(_make, shape, fresh),
-            facts={**shape.attention_facts(), "fresh": fresh},
-        )
-        for name, shape in VIEW_SHAPES.items()
-        for fresh in ((False,) if shape.is_decode else (False, True))
-    ]
+    cases = []
+    for name, shape in VIEW_SHAPES.items():
+        ways: list[str | None] = [None]
+        if not shape.is_decode:
+            ways += ["own", "eight"] if name in _EIGHT else ["own"]
+        for kept in ways:
+            facts = {**shape.attention_facts(), "fresh": kept is not None}
+            if kept == "eight":
+                facts["kv_dtype"] = "float8_e4m3fn"
+            title = name if kept is None else f"{name}, {kept}"
+            make = partial(_make, shape, kept)
+            cases.append(Case(op="paged_attention", name=title, make=make, facts=facts))
+    return cases
 
 
 PAGED_ATTENTION = Op(
@@ -357,5 +369,6 @@ PAGED_ATTENTION = Op(
         "gated": "whether a gate for the output is given",
         "fresh": "whether a prefill is given this launch's own keys and values",
         "dtype": "of the queries",
+        "kv_dtype": "of pages, None where it is the same",
     },
 )

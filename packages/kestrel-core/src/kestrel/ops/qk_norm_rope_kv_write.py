@@ -101,5 +101,6 @@ QK_NORM_ROPE_KV_WRITE = Op(
         "rot_dim": "R, 0 without rope",
         "norm": '"rms", "rms_plus_one" or None',
         "dtype": "of q, k and v",
+        "kv_dtype": "of pages, None where it is the same",
     },
 )

@@ -48,7 +48,10 @@ def _answer(name: str, impl: Impl, query: OpQuery) -> Yes | No:
 
 
 class OpTable:
-    """Ops resolved for one model on one device. A query gets the same answer for the table's whole life."""
+    """Ops resolved for one model on one device. A query gets the same answer for the table's whole life.
+
+    ``kv_dtype``: of the model's keys and values in pages, as torch names it, or "auto": the model's own.
+    """
 
     def __init__(
         self,
@@ -58,8 +61,9 @@ class OpTable:
         unavailable: Mapping[str, str],
         overrides: Mapping[str, str],
         strict: bool,
+        kv_dtype: str = "auto",
     ) -> None:
-        self.device = device
+        self.device, self.kv_dtype = device, kv_dtype
         self._providers = providers
         self._unavailable = dict(unavailable)
         self._overrides = dict(overrides)
@@ -263,8 +267,9 @@ def resolve_ops(
     backends: Sequence[KernelBackend] = (),
     overrides: Mapping[str, str] | None = None,
     strict: bool = False,
+    kv_dtype: str = "auto",
 ) -> OpTable:
-    """The table of ``device`` (default: CPU) with every query of ``needs`` resolved.
+    """The table of ``device`` (default: CPU) with every query of ``needs`` resolved. ``kv_dtype``: as the table's.
 
     ``backends`` are probed here, highest priority first (ties by name). ``overrides`` maps an op to the provider
     to ask first; if that provider answers no, the usual order follows. Raises NoKernelError when an override names
@@ -288,7 +293,12 @@ def resolve_ops(
         if provider not in known:
             raise NoKernelError(f"ops={{{op!r}: {provider!r}}} names no provider. {closest(provider, known)}")
     table = OpTable(
-        device=device, providers=providers, unavailable=unavailable, overrides=overrides or {}, strict=strict
+        device=device,
+        providers=providers,
+        unavailable=unavailable,
+        overrides=overrides or {},
+        strict=strict,
+        kv_dtype=kv_dtype,
     )
     for query in needs:
         table.resolve(query)

@@ -43,7 +43,12 @@ class ViewShape:
 
     def facts(self) -> dict[str, Any]:
         """Facts of a query about keys and values in pages."""
-        return {"head_dim": self.head_dim, "kv_heads": self.kv_heads, "page": self.page_size}
+        return {
+            "head_dim": self.head_dim,
+            "kv_heads": self.kv_heads,
+            "page": self.page_size,
+            "kv_dtype": None,
+        }
 
     def attention_facts(self) -> dict[str, Any]:
         """Facts of a paged_attention query."""

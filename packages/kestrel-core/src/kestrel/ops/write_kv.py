@@ -16,7 +16,7 @@ from kestrel.ops.random import normal
 from kestrel.ops.view_cases import VIEW_SHAPES, ViewShape, make_view
 from kestrel.spi.batch import PagedView
 
-__all__ = ["COPY_PAGE", "WRITE_KV", "copy_page", "write_kv"]
+__all__ = ["COPY_PAGE", "WRITE_KV", "copy_page", "stored", "write_kv"]
 
 
 def write_kv(k_TKD: torch.Tensor, v_TKD: torch.Tensor, view: PagedView, layer: int) -> None:
@@ -27,8 +27,16 @@ def write_kv(k_TKD: torch.Tensor, v_TKD: torch.Tensor, view: PagedView, layer: i
     rows = once_per_launch(view, layer, "write", _stage)
     for pool_LPKSD, new_TKD in ((view.k_LPKSD, k_TKD), (view.v_LPKSD, v_TKD)):
         dim = new_TKD.shape[-1]
-        new = new_TKD.reshape(-1, dim).to(pool_LPKSD.dtype)
+        new = stored(new_TKD.reshape(-1, dim), pool_LPKSD.dtype)
         bytes_of(pool_LPKSD[layer].view(-1, dim)).index_copy_(0, rows, bytes_of(new))
+
+
+def stored(new: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """``new`` in ``dtype``; what 8 bits cannot hold becomes the largest number that they can (torch: NaN)."""
+    if dtype.itemsize == 1:
+        most = torch.finfo(dtype).max
+        new = new.clamp(-most, most)
+    return new.to(dtype)
 
 
 def _stage(view: PagedView) -> torch.Tensor:
@@ -81,7 +89,13 @@ WRITE_KV = Op(
     reference=write_kv,
     cases=_write_cases,
     tolerances=EXACT,
-    facts={"head_dim": "D", "kv_heads": "K", "page": "S", "dtype": "of the keys; the pool may differ"},
+    facts={
+        "head_dim": "D",
+        "kv_heads": "K",
+        "page": "S",
+        "dtype": "of the keys",
+        "kv_dtype": "of pages, None where it is the same",
+    },
 )
 COPY_PAGE = Op(
     name="copy_page",

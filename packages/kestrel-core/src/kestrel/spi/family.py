@@ -135,6 +135,10 @@ class WeightReader(Protocol):
 class OpTableLike(Protocol):
     """Ops resolved for one model on one device."""
 
+    @property
+    def kv_dtype(self) -> str:
+        """The dtype of keys and values in pages, as torch names it, or "auto": the model's."""
+
     def resolve(self, query: OpQuery) -> OpCall:
         """The callable that serves ``query``."""
 

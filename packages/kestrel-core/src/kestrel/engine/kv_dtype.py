@@ -1,0 +1,60 @@
+"""The dtype of keys and values in pages, where ``kv_cache_dtype`` asks for another than the model's."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from kestrel.config import RuntimeConfig
+from kestrel.errors import InvalidRequestError
+from kestrel.spi import Built, PagedKV, StateSpec, StepDriver, WindowKV
+
+__all__ = ["kv_dtype_of", "set_kv_dtype"]
+
+_NAMES = {"auto": "auto", "fp8_e4m3": "float8_e4m3fn"}
+OLDEST = (8, 9)  # compute capability of CUDA devices that convert floats of 8 bits
+
+
+def kv_dtype_of(config: RuntimeConfig, device: torch.device) -> str:
+    """The torch name of what pages hold, or "auto"; InvalidRequestError where ``device`` cannot hold it."""
+    name = _NAMES[config.kv_cache_dtype]
+    if name != "auto" and (lack := _lack(device)):
+        raise InvalidRequestError(
+            f"kv_cache_dtype {config.kv_cache_dtype!r} was asked for, and {lack}. "
+            "Use kv_cache_dtype 'auto', or another device."
+        )
+    return name
+
+
+def set_kv_dtype(built: Built, name: str, config: RuntimeConfig) -> None:
+    """Declare ``name`` for the pages of ``built`` that have no dtype of their own; InvalidRequestError when there are
+    none."""
+    driver = built.main
+    if name == "auto":
+        return
+    states = () if isinstance(driver, StepDriver) else driver.spec.states
+    changed = tuple(_kept_in(name, state) for state in states)
+    if isinstance(driver, StepDriver) or changed == states:
+        raise InvalidRequestError(
+            f"kv_cache_dtype {config.kv_cache_dtype!r} was asked for, and {config.label} keeps no keys and values in "
+            "pages whose dtype is free. Use kv_cache_dtype 'auto'."
+        )
+    driver.spec = replace(driver.spec, states=changed)
+
+
+def _kept_in(name: str, state: StateSpec) -> StateSpec:
+    if isinstance(state, PagedKV | WindowKV) and state.dtype == "auto":
+        return replace(state, dtype=name)
+    return state
+
+
+def _lack(device: torch.device) -> str:
+    if device.type == "cpu":
+        return ""
+    if device.type != "cuda":
+        return f"{device.type} devices have no floats of 8 bits"
+    found = torch.cuda.get_device_capability(device)
+    if found < OLDEST:
+        return f"{device} has compute capability {found[0]}.{found[1]}, less than {OLDEST[0]}.{OLDEST[1]}"
+    return ""
