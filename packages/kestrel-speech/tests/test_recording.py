@@ -5,8 +5,10 @@ import asyncio
 import numpy as np
 import pytest
 
+from kestrel.media import MediaLimits
 from kestrel.media.live import LiveAudio
 from kestrel.spi import Infer
+from kestrel_speech.opening import open_source
 from kestrel_speech.recording import MOST_AT_ONCE, SAMPLE_RATE, Blocks, Clip, LiveBlocks, Source
 from kestrel_speech.speech import Held, Joined, SpeechOnly
 from kestrel_speech.vad import VadOptions
@@ -53,7 +55,10 @@ class Now(Infer):
     async def run_pass(self, name, inputs, media=()):
         raise NotImplementedError
 
+    waits = 0
+
     async def cpu(self, fn):
+        self.waits += 1
         return fn()
 
     def emit(self, chunk):
@@ -196,3 +201,27 @@ def test_readers_of_one_source_do_not_mix_its_blocks():
         return [part[0] for part in parts]
 
     assert asyncio.run(main()) == list(range(0, 100_000, 10_000))
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 48_000, 199_999, 200_000, 200_001, 300_000])
+def test_what_is_read_ahead_is_read_once(ahead):
+    async def scenario():
+        source = await open_source(RAMP / 2**18, SAMPLE_RATE, MediaLimits(), Now(), ahead=ahead)
+        found = [await source.read(0, 1000), await source.read(1000, 200_000)]
+        assert await source.length_up_to(10**9) == len(RAMP)
+        await source.close()
+        return np.concatenate(found)
+
+    np.testing.assert_array_equal(asyncio.run(scenario()), RAMP / 2**18)
+
+
+def test_a_recording_that_fits_what_is_read_ahead_waits_for_a_pool_thread_once():
+    async def scenario():
+        infer = Now()
+        source = await open_source(RAMP / 2**18, SAMPLE_RATE, MediaLimits(), infer, ahead=len(RAMP) + 1)
+        assert await source.length_up_to(10**9) == len(RAMP)
+        assert len(await source.read(0, len(RAMP))) == len(RAMP)
+        await source.close()
+        return infer.waits
+
+    assert asyncio.run(scenario()) == 1

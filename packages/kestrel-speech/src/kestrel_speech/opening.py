@@ -6,7 +6,7 @@ from collections.abc import AsyncIterable
 from typing import Any
 
 from kestrel.media import MediaLimits
-from kestrel.media.audio import AudioStream, open_audio
+from kestrel.media.audio import open_audio
 from kestrel.media.live import LiveAudio
 from kestrel.spi import Infer
 from kestrel_speech.recording import FileBlocks, LiveBlocks, Source
@@ -14,9 +14,20 @@ from kestrel_speech.recording import FileBlocks, LiveBlocks, Source
 __all__ = ["open_source"]
 
 
-async def open_source(audio: Any, sample_rate: int | None, limits: MediaLimits, infer: Infer) -> Source:
-    """``audio`` ready to be read. Raises InvalidMediaError and InvalidRequestError as ``kestrel.media`` does."""
+async def open_source(
+    audio: Any, sample_rate: int | None, limits: MediaLimits, infer: Infer, *, ahead: int = 0
+) -> Source:
+    """``audio`` ready to be read, its first ``ahead`` samples decoded already: what needs no more waits for a pool
+    thread once. Raises InvalidMediaError and InvalidRequestError as ``kestrel.media`` does."""
     if isinstance(audio, AsyncIterable):
         return Source(LiveBlocks(LiveAudio(audio, sample_rate=sample_rate)))
-    stream: AudioStream = await infer.cpu(lambda: open_audio(audio, sample_rate=sample_rate, limits=limits))
-    return Source(FileBlocks(stream, infer))
+
+    def opened() -> FileBlocks:
+        stream = open_audio(audio, sample_rate=sample_rate, limits=limits)
+        try:
+            return FileBlocks(stream, infer, ahead=ahead)
+        except BaseException:
+            stream.close()
+            raise
+
+    return Source(await infer.cpu(opened))

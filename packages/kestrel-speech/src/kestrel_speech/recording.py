@@ -38,6 +38,11 @@ class Blocks(ABC):
         """What the user should know of the recording, complete once it is read."""
         return ()
 
+    @property
+    def is_over(self) -> bool:
+        """Nothing follows, as far as that is known already."""
+        return False
+
     @abstractmethod
     async def more(self, count: int) -> list[Samples]:
         """The next blocks, at least ``count`` samples in all; fewer at the end, none behind it."""
@@ -52,11 +57,16 @@ class Blocks(ABC):
 
 
 class FileBlocks(Blocks):
-    """Blocks of a decoder, which runs on a pool thread."""
+    """Blocks of a decoder, which runs on a pool thread. ``ahead``: samples that are decoded at once and come as one
+    block; make it on a pool thread."""
 
-    def __init__(self, stream: AudioStream, infer: Infer) -> None:
+    def __init__(self, stream: AudioStream, infer: Infer, *, ahead: int = 0) -> None:
         self._stream, self._infer = stream, infer
         self._blocks = stream.blocks()
+        self._is_over = False
+        self._first: list[Samples] = self._pull(ahead) if ahead else []
+        if len(self._first) > 1:
+            self._first = [np.concatenate(self._first)]
 
     @property
     def duration_s(self) -> float | None:
@@ -66,26 +76,33 @@ class FileBlocks(Blocks):
     def warnings(self) -> tuple[str, ...]:
         return self._stream.warnings
 
-    async def more(self, count: int) -> list[Samples]:
-        def pull() -> list[Samples]:
-            found: list[Samples] = []
-            have = 0
-            for block in self._blocks:
-                found.append(block)
-                have += len(block)
-                if have >= count:
-                    break
-            return found
+    @property
+    def is_over(self) -> bool:
+        return self._is_over and not self._first
 
-        return await self._infer.cpu(pull)
+    async def more(self, count: int) -> list[Samples]:
+        first, self._first = self._first, []
+        return first or await self._infer.cpu(lambda: self._pull(count))
 
     async def joined(self, parts: list[Samples]) -> Samples:
-        if sum(map(len, parts)) < LARGE:
+        if len(parts) == 1 or sum(map(len, parts)) < LARGE:
             return await super().joined(parts)
         return await self._infer.cpu(lambda: np.concatenate(parts))
 
     async def close(self) -> None:
         self._stream.close()
+
+    def _pull(self, count: int) -> list[Samples]:
+        found: list[Samples] = []
+        have = 0
+        while have < count:
+            block = next(self._blocks, None)
+            if block is None:
+                self._is_over = True
+                break
+            found.append(block)
+            have += len(block)
+        return found
 
 
 class LiveBlocks(Blocks):
@@ -198,10 +215,10 @@ class Source(Recording):
         async with self._lock:
             while self._end < end and not self._is_whole:
                 blocks = await self._blocks.more(min(end - self._end, MOST_AT_ONCE))
-                self._is_whole = not blocks
                 for block in blocks:
                     self._held.append(block)
                     self._end += len(block)
+                self._is_whole = not blocks or self._blocks.is_over
                 self._drop()
 
     def _drop(self) -> None:

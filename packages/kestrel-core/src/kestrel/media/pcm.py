@@ -113,9 +113,9 @@ def as_float(values: PcmArray) -> Samples:
 
 
 def _check_range(block: Samples, start: int) -> None:
-    bad = ~(np.abs(block) <= 1.0 + _TOLERANCE)  # NaN compares false
-    if bad.any():
-        at = int(bad.argmax())
+    most = 1.0 + _TOLERANCE
+    if not (block.min() >= -most and block.max() <= most):  # NaN compares false
+        at = int((~(np.abs(block) <= most)).argmax())
         raise InvalidMediaError(
             f"sample {start + at} of the given array is {block[at]:g}; PCM floats are finite and within ±1. "
             "Scale them, or give integers"

@@ -90,10 +90,13 @@ def log_mels(sound_NS: torch.Tensor, frames_N: torch.Tensor, num_mels: int) -> t
 
 
 def _padded(samples: NDArray[np.float32], num_frames: int) -> torch.Tensor:
-    padded = torch.empty(num_frames * HOP)
-    padded[: len(samples)] = torch.from_numpy(np.ascontiguousarray(samples))
+    is_whole = len(samples) == num_frames * HOP
+    if is_whole and samples.flags.writeable:  # torch warns of memory that it may not write to
+        return torch.from_numpy(np.ascontiguousarray(samples))
+    padded = np.empty(num_frames * HOP, dtype=np.float32)
+    padded[: len(samples)] = samples
     padded[len(samples) :] = 0.0
-    return padded
+    return torch.from_numpy(padded)
 
 
 def _whole_frames(samples: NDArray[np.float32]) -> torch.Tensor:

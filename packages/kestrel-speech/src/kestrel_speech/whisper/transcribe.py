@@ -21,7 +21,9 @@ __all__ = ["transcribe"]
 async def transcribe(call: Call, infer: Infer, model: Model) -> Completion:
     """What was said in ``call``'s recording. A cancelled call gives what was found until then."""
     session = Session(call, infer, model)
-    source = await open_source(call.values["audio"], call.values["sample_rate"], model.limits, infer)
+    ahead = 0 if session.options.clips else model.config.num_frames * HOP + 1  # 1: to see whether that is all
+    audio, rate = call.values["audio"], call.values["sample_rate"]
+    source = await open_source(audio, rate, model.limits, infer, ahead=ahead)
     reason: FinishReason = "stop"
     try:
         await _run(session, source)
