@@ -131,8 +131,8 @@ class Layers:
 
 def tiles(dim: int) -> Iterator[tuple[int, int, int]]:
     """Keys of a tile, warps and stages to try."""
-    yield from ((32, 4, 3), (64, 4, 3), (64, 8, 3), (32, 8, 3), (64, 8, 2)) if dim > 64 else (
-        (64, 4, 3), (128, 4, 3), (128, 8, 3), (256, 8, 2), (64, 4, 4), (128, 4, 2),
+    yield from ((64, 8, 1), (32, 4, 1), (32, 8, 1), (128, 8, 1), (64, 8, 3)) if dim > 64 else (
+        (128, 8, 1), (128, 4, 1), (64, 4, 1), (64, 8, 1), (128, 4, 3),
     )  # fmt: skip
 
 
@@ -154,7 +154,7 @@ def report(name: str, rows: int, length: int, tries: bool, is_cross: bool) -> No
         return
     kept = attention_configs.decode_config
     for tile in tiles(layers.model.dim):
-        for blocks in (1, 2, 4):
+        for blocks in (1, 2):
             attention_configs.BLOCKS_PER_PROCESSOR.update(dict.fromkeys((64, 128, 256), blocks))
 
             def other(*args: object, tile: tuple[int, int, int] = tile) -> object:
