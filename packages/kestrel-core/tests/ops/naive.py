@@ -466,13 +466,29 @@ def fp8_grouped_experts(x, weights, experts, gate_up, gate_up_scale, down, down_
     return grouped_experts(x, weights, experts, *full, activation)
 
 
+def log_mel(sound, frames, filters, hop=160):
+    half, size = filters.shape[1] - 1, 2 * (filters.shape[1] - 1)
+    n, k = np.arange(size), np.arange(half + 1)
+    window = 0.5 - 0.5 * np.cos(2 * np.pi * n / size)
+    waves = np.exp(-2j * np.pi * np.outer(k, n) / size) * window
+    out = torch.zeros(len(sound), len(filters), sound.shape[1] // hop, dtype=torch.float64)
+    for i, samples in enumerate(sound.double().cpu().numpy()):
+        padded = np.pad(samples, half, mode="reflect")
+        power = [np.abs(waves @ padded[f * hop : f * hop + size]) ** 2 for f in range(out.shape[2])]
+        bands = filters.double().cpu() @ torch.tensor(np.stack(power, 1))
+        decades = bands.clamp(min=1e-10).log10()
+        out[i] = (torch.maximum(decades, decades.max() - 8) + 4) / 4
+        out[i, :, int(frames[i]) :] = 0
+    return out.to(sound.device)
+
+
 NAIVE = {
     f.__name__: f
     for f in (
         add_norm, causal_conv, copy_page, cross_attention, decode_attention, delta_gates,
         fp8_grouped_experts, fp8_linear, gated_delta,
         gated_delta_step, gated_norm, grouped_experts,
-        layer_norm, linear, linear_pair, linear_sum, moe_route, norm_linear, output_gate, paged_attention,
+        layer_norm, linear, linear_pair, linear_sum, log_mel, moe_route, norm_linear, output_gate, paged_attention,
         qk_norm_rope_kv_write, resize_crops, rms_norm, rope, rope_angles, row_inputs, row_results,
         sample_argmax, sample_commit, sample_draw, sample_logprobs, sample_process, vision_attention, write_kv,
     )

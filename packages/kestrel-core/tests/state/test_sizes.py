@@ -70,7 +70,14 @@ def test_too_small_a_budget_says_what_is_needed_given_and_to_be_changed():
     with pytest.raises(CapacityError) as caught:
         plan(STATES, 10_000, setting="memory_utilization")
     message = str(caught.value)
-    for part in ("256 positions", "4 rows", "52,736 bytes", "memory_utilization", "kv_cache_bytes", "max_model_len"):
+    for part in (
+        "256 positions",
+        "4 rows",
+        "52,736 bytes",
+        "memory_utilization",
+        "kv_cache_bytes",
+        "max_model_len",
+    ):
         assert part in message
     assert "max_batch_size" in message
 

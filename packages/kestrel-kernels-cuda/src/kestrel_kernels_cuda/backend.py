@@ -33,6 +33,7 @@ MODULES: tuple[str, ...] = (
     "linear",
     "linear_fp8",
     "linear_pair",
+    "log_mel",
     "norms",
     "pages",
     "resize",

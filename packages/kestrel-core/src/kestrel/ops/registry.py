@@ -17,6 +17,7 @@ from kestrel.ops.gated_norm import DELTA_GATES, GATED_NORM
 from kestrel.ops.grouped_experts import GROUPED_EXPERTS
 from kestrel.ops.linear import LINEAR
 from kestrel.ops.linear_pair import LINEAR_PAIR, LINEAR_SUM
+from kestrel.ops.log_mel import LOG_MEL
 from kestrel.ops.moe_route import MOE_ROUTE
 from kestrel.ops.norm_linear import NORM_LINEAR
 from kestrel.ops.norms import ADD_NORM, LAYER_NORM, RMS_NORM
@@ -58,6 +59,7 @@ OPS: Mapping[str, Op] = MappingProxyType(
             LINEAR,
             LINEAR_PAIR,
             LINEAR_SUM,
+            LOG_MEL,
             MOE_ROUTE,
             NORM_LINEAR,
             OUTPUT_GATE,

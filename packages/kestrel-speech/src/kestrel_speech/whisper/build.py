@@ -40,7 +40,7 @@ def build(card: ModelCard, ctx: BuildContext) -> Built:
     if halved := halve(model):
         log.debug("%s: %d products read their weights as float16", card.model_id, halved)
     return Built(
-        main=WhisperDriver(config, model, tokenizer, ctx.device, special.eot),
+        main=WhisperDriver(config, model, tokenizer, ctx.device, special.eot, ctx.ops),
         prompt=WhisperPrompt(config, special, tokenizer, MediaLimits.of(ctx.config)),
         passes={"align": AlignPass(config, generation, special, model, ctx.device, ctx.config.page_size)},
     )

@@ -18,6 +18,7 @@ from kestrel.spi import (
     CrossView,
     MediaItem,
     MediaSpec,
+    OpTableLike,
     PagedKV,
     TextTokenizer,
     TokenDriver,
@@ -26,7 +27,7 @@ from kestrel.spi import (
 from kestrel.types import Prepared
 from kestrel_speech.whisper.config import WhisperConfig
 from kestrel_speech.whisper.decoder import AUDIO_STATE, TEXT_STATE
-from kestrel_speech.whisper.features import AUDIO, log_mels, prepare_audio
+from kestrel_speech.whisper.features import AUDIO, log_mels, prepare_audio, query_of
 from kestrel_speech.whisper.model import WhisperModel
 
 __all__ = ["WhisperDriver", "spec_of"]
@@ -67,19 +68,20 @@ class WhisperDriver(TokenDriver):
         tokenizer: TextTokenizer,
         device: torch.device,
         eot: int,
+        ops: OpTableLike,
     ) -> None:
         self.spec = spec_of(config, eot)
         self.tokenizer = tokenizer
         self.config = config
         self.model = model
         self.device = device
-        self._by_device = (
-            device.type == "cuda"
-        )  # a pool thread needs 10 ms for a window's features, a GPU 0.1
+        # a pool thread needs 10 ms for a window's features, a GPU 0.1
+        self._by_device = device.type == "cuda"
+        self._log_mel = ops.resolve(query_of(config.num_mels))
 
     def prepare(self, item: MediaItem, settings: Mapping[str, Any]) -> Prepared:
         if isinstance(item, AudioItem):
-            return prepare_audio(item, self.config, by_device=self._by_device)
+            return prepare_audio(item, self.config, by_device=self._by_device, call=self._log_mel)
         raise InvalidRequestError(f"Whisper takes audio; it was given {item.kind!r}")
 
     def pack(self, kind: str, packed: Sequence[Prepared]) -> Sequence[Sequence[torch.Tensor]]:
@@ -89,7 +91,7 @@ class WhisperDriver(TokenDriver):
     def features(self, kind: str, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
         if self._by_device:
             sound_NS, frames_N = inputs
-            windows_NMF = log_mels(sound_NS, frames_N, self.config.num_mels)
+            windows_NMF = log_mels(sound_NS, frames_N, self.config.num_mels, self._log_mel)
         else:
             (windows_NMF,) = inputs
         if self.device.type == "cpu":  # one window fills a CPU; its activations stay in the caches

@@ -13,24 +13,28 @@ import torch
 from numpy.typing import NDArray
 
 from kestrel.errors import InvalidMediaError
-from kestrel.spi import AudioItem
+from kestrel.ops.log_mel import log_mel as reference
+from kestrel.spi import AudioItem, OpCall, OpQuery
 from kestrel.types import Prepared
 from kestrel_speech.mel import mel_filters
 from kestrel_speech.whisper.config import WhisperConfig
 
-__all__ = ["AUDIO", "FRAMES_PER_SECOND", "HOP", "SAMPLE_RATE", "log_mel", "log_mels", "prepare_audio"]
+__all__ = [
+    "AUDIO", "FRAMES_PER_SECOND", "HOP", "SAMPLE_RATE", "log_mel", "log_mels", "prepare_audio", "query_of",
+]  # fmt: skip
 
 AUDIO = "audio"
 SAMPLE_RATE = 16_000
 N_FFT, HOP = 400, 160
 FRAMES_PER_SECOND = SAMPLE_RATE // HOP
-FLOOR = 1e-10  # of a power, before its logarithm
-RANGE = 8.0  # decades below the loudest of the window that are kept
 VERSION = b"kestrel-speech/whisper/2"  # raised when preparation changes what the encoder sees
 
 
-def prepare_audio(item: AudioItem, config: WhisperConfig, *, by_device: bool = False) -> Prepared:
-    """The features of a window, or with ``by_device`` the sound that a device makes them of.
+def prepare_audio(
+    item: AudioItem, config: WhisperConfig, *, by_device: bool = False, call: OpCall = reference
+) -> Prepared:
+    """The features of a window by ``call`` (see ``log_mels``), or with ``by_device`` the sound that a device makes them
+    of.
 
     InvalidMediaError for what is no mono 16 kHz clip of at most one window.
     """
@@ -50,7 +54,7 @@ def prepare_audio(item: AudioItem, config: WhisperConfig, *, by_device: bool = F
         tensors = {"sound": _padded(samples, config.num_frames)[None], "frames": _whole_frames(samples)}
         content: NDArray[np.float32] = np.ascontiguousarray(samples)
     else:
-        tensors = {"features": log_mel(samples, *shape)[None]}
+        tensors = {"features": log_mel(samples, *shape, call)[None]}
         content = tensors["features"].numpy()
     digest = hashlib.sha256(VERSION + repr((tuple(tensors), shape, len(samples))).encode())
     digest.update(content)
@@ -64,29 +68,29 @@ def prepare_audio(item: AudioItem, config: WhisperConfig, *, by_device: bool = F
     )
 
 
-def log_mel(samples: NDArray[np.float32], num_mels: int, num_frames: int) -> torch.Tensor:
+def log_mel(
+    samples: NDArray[np.float32], num_mels: int, num_frames: int, call: OpCall = reference
+) -> torch.Tensor:
     """Features [M, F] float32 of ``samples``, at most F frames of them, as ``log_mels`` says."""
-    return log_mels(_padded(samples, num_frames)[None], _whole_frames(samples), num_mels)[0]
+    return log_mels(_padded(samples, num_frames)[None], _whole_frames(samples), num_mels, call)[0]
 
 
-def log_mels(sound_NS: torch.Tensor, frames_N: torch.Tensor, num_mels: int) -> torch.Tensor:
-    """Features [N, M, F] float32 of windows of sound [N, F · HOP], of whose frames the first ``frames_N`` count.
+def log_mels(
+    sound_NS: torch.Tensor, frames_N: torch.Tensor, num_mels: int, call: OpCall = reference
+) -> torch.Tensor:
+    """Features [N, M, F] float32 of windows of sound [N, F · HOP], of whose frames the first ``frames_N`` count, by
+    ``call``, a provider of ``ops.log_mel``.
 
-    Hann windows of 25 ms every 10 ms, centred, the edges reflected, silence behind the end; power, mel, decades. What
-    lies more than eight decades below the loudest value is raised to there; then (x + 4) / 4. Frames that begin behind
-    the last whole one of the sound are 0, neither loud nor silent: openai-whisper and faster-whisper pad the features
+    Frames that begin behind the last whole one of the sound are 0: openai-whisper and faster-whisper pad the features
     of a short window so, and transcripts of real speech differ where they are silence instead.
     """
-    device = sound_NS.device
-    spectrum = torch.stft(
-        sound_NS, N_FFT, HOP, window=_hann(device), center=True, pad_mode="reflect", return_complex=True
-    )
-    power = spectrum.real[..., :-1].square() + spectrum.imag[..., :-1].square()
-    decades = (_filters(num_mels, device) @ power).clamp_(min=FLOOR).log10_()
-    loudest_N = decades.amax((1, 2), keepdim=True)
-    features = torch.maximum(decades, loudest_N - RANGE).add_(4.0).div_(4.0)
-    behind_NF = torch.arange(features.shape[-1], device=device) >= frames_N[:, None]
-    return features.masked_fill_(behind_NF[:, None], 0.0)
+    features: torch.Tensor = call(sound_NS, frames_N, _filters(num_mels, sound_NS.device), HOP)
+    return features
+
+
+def query_of(num_mels: int) -> OpQuery:
+    """What a provider is asked for."""
+    return OpQuery.of("log_mel", bands=num_mels, size=N_FFT, hop=HOP, dtype="float32")
 
 
 def _padded(samples: NDArray[np.float32], num_frames: int) -> torch.Tensor:
@@ -101,11 +105,6 @@ def _padded(samples: NDArray[np.float32], num_frames: int) -> torch.Tensor:
 
 def _whole_frames(samples: NDArray[np.float32]) -> torch.Tensor:
     return torch.tensor([len(samples) // HOP])
-
-
-@lru_cache(maxsize=4)
-def _hann(device: torch.device) -> torch.Tensor:
-    return torch.hann_window(N_FFT, device=device)
 
 
 @lru_cache(maxsize=4)
