@@ -12,6 +12,7 @@ import triton.language as tl
 
 from kestrel.spi.batch import CrossView, PagedView
 from kestrel_kernels_cuda.attention_parts import finish
+from kestrel_kernels_cuda.linear_scratch import counters
 from kestrel_kernels_cuda.overlap import start_next, wait_for_previous
 
 __all__ = ["ANYWHERE", "INTEGERS", "arrivals_of", "join_group", "join_kernel", "share_of"]
@@ -90,4 +91,4 @@ def join_kernel(
 def arrivals_of(view: PagedView | CrossView) -> torch.Tensor:
     """Zeros for ``arrivals_BK`` of the layers of one launch, which come one after another."""
     pool = view.k_LPKSD if isinstance(view, PagedView) else view.k_LEKSD
-    return torch.zeros((view.cu_seqlens.shape[0] - 1, pool.shape[2]), dtype=torch.int32, device=pool.device)
+    return counters(pool.device, (view.cu_seqlens.shape[0] - 1) * pool.shape[2])
