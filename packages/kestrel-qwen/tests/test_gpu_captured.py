@@ -62,3 +62,12 @@ def test_two_runs_of_programs_agree(directory):
     first, _ = asyncio.run(answers(directory))
     second, _ = asyncio.run(answers(directory))
     assert first == second
+
+
+def test_pages_of_eight_bits_are_captured_and_served_by_kernels(directory):
+    given = {"kv_cache_dtype": "fp8_e4m3", "strict_ops": True, "decode_path": "generated"}
+    found, sizes = asyncio.run(answers(directory, **given))
+    assert sizes == (128, 256, 512)
+    whole, _ = asyncio.run(answers(directory))
+    firsts = [a[0] == b[0] for a, b in zip(found, whole, strict=True)]
+    assert sum(firsts) > 0.8 * len(firsts)  # of what comes from the prefix cache, keys are rounded
