@@ -217,6 +217,16 @@ def attention_calls(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Iterat
         )  # fmt: skip
 
 
+def vision_calls() -> Iterator[Call]:
+    """Attention inside images and sounds, by the heads of their towers, and with heads apart from one another."""
+    for items, heads, dim in ((3, 16, 72), (1, 20, 64), (2, 4, 128)):
+        q, k, v = empty(items, 37, 3, heads, dim).unbind(2)
+        yield (
+            OpQuery.of("vision_attention", heads=heads, head_dim=dim, dtype="bfloat16"),
+            partial(call, q, k, v, 0.1),
+        )
+
+
 def prefill_view(tokens: int) -> PagedView:
     """A launch of one sequence."""
     limits = Limits(max_rows=1, max_tokens=tokens, max_query_len=tokens, max_context_len=tokens)
@@ -294,7 +304,13 @@ def main() -> None:
     Launch.run = Launch.compile  # type: ignore[method-assign]
     impls, late = CudaBackend().impls(), {}
     warmed: set[OpQuery] = set()
-    for query, make_call in (*layer_calls(), *product_calls(), *recurrent_calls(), *sampling_calls()):
+    for query, make_call in (
+        *layer_calls(),
+        *product_calls(),
+        *vision_calls(),
+        *recurrent_calls(),
+        *sampling_calls(),
+    ):
         for job in (
             ()
             if query in warmed
