@@ -9,7 +9,14 @@ pytest.importorskip("triton", reason="Triton is not installed here")
 
 from kestrel.ops.random import normal
 from kestrel.ops.vision_attention import vision_attention as vision_reference
-from kestrel_kernels_cuda.attention_hopper import HopperConfig, hopper_config, hopper_launch, is_served
+from kestrel_kernels_cuda.attention_hopper import (
+    PAIRS,
+    TRIOS,
+    HopperConfig,
+    hopper_config,
+    hopper_launch,
+    is_served,
+)
 
 META = torch.device("meta")
 
@@ -29,11 +36,9 @@ def qkv(
     return normal(seed(), (items, length, 3, heads, dim), place, dtype).unbind(2)
 
 
-def agrees(
-    inputs: tuple[torch.Tensor, ...], config: HopperConfig | None = None, tolerance: float = 2e-2
-) -> None:
+def agrees(inputs: tuple[torch.Tensor, ...], config: HopperConfig, tolerance: float = 2e-2) -> None:
     dim = inputs[0].shape[3]
-    out, launch = hopper_launch(*inputs, dim**-0.5, config or hopper_config(dim))
+    out, launch = hopper_launch(*inputs, dim**-0.5, config)
     launch.run()
     want = vision_reference(*(x.float() for x in inputs), dim**-0.5)
     torch.testing.assert_close(out.float(), want, rtol=tolerance, atol=tolerance)
@@ -56,21 +61,29 @@ def test_other_architectures_widths_types_and_distances_are_not_served() -> None
     assert not is_served(90, part(72, 76))
 
 
+def test_groups_are_as_many_as_keep_all_multiprocessors_busy() -> None:
+    assert hopper_config(9, 729, 16, 132) == TRIOS  # 5 units of 3 groups against 7 of 2
+    assert hopper_config(1, 1500, 20, 132) == PAIRS  # 2 of 3 against 2 of 2
+    assert hopper_config(1, 1, 1, 132) == PAIRS
+
+
 @needs_hopper
 @pytest.mark.gpu
+@pytest.mark.parametrize("config", [PAIRS, TRIOS], ids=["pairs", "trios"])
 @pytest.mark.parametrize("length", [1, 63, 64, 65, 128, 129, 200, 385, 729, 1500])
 @pytest.mark.parametrize("dim", [64, 72, 80, 88])
 def test_lengths_around_tiles_of_queries_and_blocks_of_keys(
-    place: torch.device, dim: int, length: int
+    place: torch.device, dim: int, length: int, config: HopperConfig
 ) -> None:
-    agrees(qkv((3, length, 2, dim), place))
+    agrees(qkv((3, length, 2, dim), place), config)
 
 
 @needs_hopper
 @pytest.mark.gpu
 @pytest.mark.parametrize("dim", [64, 72])
 def test_more_units_than_programs_in_float16(place: torch.device, dim: int) -> None:
-    agrees(qkv((9, 729, 16, dim), place, torch.float16), tolerance=3e-3)
+    for config in (PAIRS, TRIOS):
+        agrees(qkv((9, 729, 16, dim), place, torch.float16), config, tolerance=3e-3)
 
 
 @needs_hopper
@@ -78,16 +91,16 @@ def test_more_units_than_programs_in_float16(place: torch.device, dim: int) -> N
 def test_scores_that_grow_from_block_to_block(place: torch.device) -> None:
     q, k, v = qkv((2, 700, 2, 72), place)
     growth = torch.linspace(8, 0, 700, device=place).view(1, 700, 1, 1)
-    agrees((q, (k * growth).to(k.dtype), v))
+    agrees((q, (k * growth).to(k.dtype), v), PAIRS)
 
 
 @needs_hopper
 @pytest.mark.gpu
 def test_the_same_inputs_give_the_same_bits(place: torch.device) -> None:
     inputs = qkv((9, 729, 16, 72), place)
-    first, launch = hopper_launch(*inputs, 0.1, hopper_config(72))
+    first, launch = hopper_launch(*inputs, 0.1, TRIOS)
     launch.run()
     for _ in range(5):
-        again, launch = hopper_launch(*inputs, 0.1, hopper_config(72))
+        again, launch = hopper_launch(*inputs, 0.1, TRIOS)
         launch.run()
         assert torch.equal(first, again)

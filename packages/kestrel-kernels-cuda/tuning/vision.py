@@ -15,9 +15,9 @@ import torch
 import torch.nn.functional as F
 from stopwatch import microseconds
 
-from kestrel_kernels_cuda import attention_vision
+from kestrel_kernels_cuda import attention_hopper, attention_vision
 from kestrel_kernels_cuda.attention_configs import arch_of
-from kestrel_kernels_cuda.attention_hopper import HopperConfig, hopper_config, hopper_launch
+from kestrel_kernels_cuda.attention_hopper import HopperConfig, hopper_launch
 from kestrel_kernels_cuda.launch import Launch
 
 DEVICE = torch.device("cuda")
@@ -30,18 +30,14 @@ Way = Callable[[Inputs, float], tuple[torch.Tensor, Launch]]
 
 
 def ways(dim: int) -> Iterator[tuple[str, Way]]:
-    """Names and launches; the first is what runs."""
-    for tile in dict.fromkeys([tuple_of(hopper_config(dim)), *TILES]):
+    """Names and launches."""
+    for tile in TILES:
         if tile[:3] != (3, 128, 2) or dim == 64:  # more registers than there are
             groups, block_n, stages, turns = tile
             config = HopperConfig(groups=groups, block_n=block_n, stages=stages, takes_turns=bool(turns))
             yield f"hopper {tile}", lambda x, scale, c=config: hopper_launch(*x, scale, c)
     used = attention_vision.config_of(arch_of(DEVICE), dim, 2)
     yield f"triton {used.tile}", lambda x, scale: attention_vision.vision_launch(*x, scale, used)
-
-
-def tuple_of(config: HopperConfig) -> tuple[int, int, int, int]:
-    return config.groups, config.block_n, config.stages, int(config.takes_turns)
 
 
 def report(shape: tuple[int, int, int, int], wanted: str) -> None:
@@ -88,7 +84,9 @@ def main() -> None:
     parser.add_argument(
         "--turns", type=int, choices=(0, 1), help="ways of the Gluon kernel: with turns or without"
     )
+    parser.add_argument("--next", action="store_true")
     wanted = parser.parse_args()
+    attention_hopper.NEXT = wanted.next
     if wanted.turns is not None:
         TILES[:] = [tile for tile in TILES if tile[3] == wanted.turns]
     torch.backends.cuda.matmul.allow_tf32 = False

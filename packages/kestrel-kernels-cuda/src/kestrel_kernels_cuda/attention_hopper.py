@@ -18,12 +18,13 @@ from kestrel_kernels_cuda.attention_configs import multiprocessors
 from kestrel_kernels_cuda.attention_parts import scale_factors
 from kestrel_kernels_cuda.launch import Launch
 
-__all__ = ["MEASURED", "HopperConfig", "hopper_config", "hopper_launch", "is_served"]
+__all__ = ["MEASURED", "PAIRS", "TRIOS", "HopperConfig", "hopper_config", "hopper_launch", "is_served"]
 
+NEXT = False
 VERSION = "3.6."  # of Triton, whose Gluon the kernel was written and measured with
 IS_KNOWN = triton.__version__.startswith(VERSION)
 ROWS, FIRST, WIDEST = 64, 64, 96
-MEASURED: frozenset[int] = frozenset()
+MEASURED = frozenset({64, 72, 80, 88, 96})
 """Head dims where the kernel was measured to be faster than the others."""
 
 
@@ -38,9 +39,18 @@ class HopperConfig:
     takes_turns: bool = False
 
 
-def hopper_config(dim: int) -> HopperConfig:
-    """The configuration for head dim ``dim``."""
-    return HopperConfig(groups=2, block_n=128, stages=2)
+PAIRS = HopperConfig(groups=2, block_n=128, stages=2)
+TRIOS = HopperConfig(groups=3, block_n=64, stages=4)
+TRIO_GAIN = 1.08  # at least how much faster a multiprocessor works with three groups than with two
+
+
+def hopper_config(items: int, length: int, heads: int, processors: int) -> HopperConfig:
+    """The configuration that has the shortest queue of groups on a multiprocessor."""
+
+    def queue(groups: int) -> int:
+        return groups * triton.cdiv(items * heads * triton.cdiv(length, groups * ROWS), processors)
+
+    return TRIOS if queue(3) <= queue(2) * TRIO_GAIN else PAIRS
 
 
 def is_served(arch: int, *tensors: torch.Tensor) -> bool:
@@ -61,7 +71,10 @@ def hopper_launch(
     q_NSHD: torch.Tensor, k_NSHD: torch.Tensor, v_NSHD: torch.Tensor, scale: float, config: HopperConfig
 ) -> tuple[torch.Tensor, Launch]:
     """Outputs [N, S, H, D], and what computes them."""
-    from kestrel_kernels_cuda.attention_hopper_kernel import hopper_kernel
+    if NEXT:
+        from kestrel_kernels_cuda.attention_hopper_next import hopper_kernel
+    else:
+        from kestrel_kernels_cuda.attention_hopper_kernel import hopper_kernel
 
     items, length, heads, dim = q_NSHD.shape
     second = 0 if dim == FIRST else 16 if dim <= FIRST + 16 else 32

@@ -16,8 +16,15 @@ from triton.runtime.jit import JITFunction
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kestrel.spi import Impl, No, OpQuery, Yes
-from kestrel_kernels_cuda.attention_configs import arch_of, family_of, overlaps
-from kestrel_kernels_cuda.attention_hopper import MEASURED, hopper_config, hopper_launch, is_served
+from kestrel_kernels_cuda.attention_configs import arch_of, family_of, multiprocessors, overlaps
+from kestrel_kernels_cuda.attention_hopper import (
+    MEASURED,
+    PAIRS,
+    TRIOS,
+    hopper_config,
+    hopper_launch,
+    is_served,
+)
 from kestrel_kernels_cuda.attention_parts import overlap, scale_factors
 from kestrel_kernels_cuda.attention_vision_kernels import vision_kernel
 from kestrel_kernels_cuda.attention_warm import META, cases_of
@@ -150,7 +157,9 @@ def launch_of(
     dim = q_NSHD.shape[3]
     is_compiled = isinstance(vision_kernel, JITFunction)
     if is_compiled and dim in MEASURED and is_served(arch, q_NSHD, k_NSHD, v_NSHD):
-        return hopper_launch(q_NSHD, k_NSHD, v_NSHD, scale, hopper_config(dim))
+        items, length, heads, _ = q_NSHD.shape
+        config = hopper_config(items, length, heads, multiprocessors(q_NSHD.device))
+        return hopper_launch(q_NSHD, k_NSHD, v_NSHD, scale, config)
     return vision_launch(q_NSHD, k_NSHD, v_NSHD, scale, config_of(arch, dim, q_NSHD.element_size()))
 
 
@@ -173,14 +182,18 @@ def _supports(query: OpQuery) -> Yes | No:
     return refuse_dtype(query) or Yes()
 
 
-def _planned(query: OpQuery, arch: int) -> Launch:
+def _planned(query: OpQuery, arch: int) -> list[Launch]:
+    """What launches of ``query`` may run, by numbers of items and positions."""
     heads, dim, dtype = query.get("heads"), query.get("head_dim"), dtype_of(query)
     q, k, v = torch.empty((1, 64, 3, heads, dim), dtype=dtype, device=META).unbind(2)
-    return launch_of(arch, q, k, v, 1.0)[1]
+    launch = launch_of(arch, q, k, v, 1.0)[1]
+    if launch.kernel is vision_kernel:
+        return [launch]
+    return [hopper_launch(q, k, v, 1.0, config)[1] for config in (PAIRS, TRIOS)]
 
 
 def _warm(query: OpQuery, row_counts: Sequence[int]) -> Iterable[Callable[[], object]]:
-    return jobs_of([_planned(query, arch_of(META))])
+    return jobs_of(_planned(query, arch_of(META)))
 
 
 def compile_cases() -> Iterator[CompileCase]:
@@ -191,11 +204,7 @@ def compile_cases() -> Iterator[CompileCase]:
     ):  # fmt: skip
         query = OpQuery.of("vision_attention", heads=heads, head_dim=dim, dtype=dtype)
         for arch in (80, 90) if dim == 72 else (90,):
-            yield from cases_of(f"vision_attention {dim} {dtype}", [_planned(query, arch)], (arch,))
-    for heads, dim in ((16, 72), (20, 64), (16, 88)):
-        q, k, v = torch.empty((1, 64, 3, heads, dim), dtype=torch.bfloat16, device=META).unbind(2)
-        launch = hopper_launch(q, k, v, 1.0, hopper_config(dim))[1]
-        yield from cases_of(f"vision_attention {dim} Gluon", [launch], (90,))
+            yield from cases_of(f"vision_attention {dim} {dtype}", _planned(query, arch), (arch,))
 
 
 IMPLS = {"vision_attention": Impl(supports=_supports, fn=vision_attention, warm=_warm)}
