@@ -64,9 +64,11 @@ def test_weights_of_8_bit_floats_are_refused_where_they_cannot_be_read(query: Op
 
 
 def test_what_lies_ahead_in_float32_is_less_where_shared_memory_is_small() -> None:
-    for arch, stages in ((80, 2), (86, 1), (120, 1)):
-        _, scan = gated_delta.configs_for(arch, 128, 128, 64, itemsize=4)
-        assert scan["STAGES"] == stages
+    for arch in (80, 86, 120):
+        for dtype, stages in ((torch.float32, 1), (torch.bfloat16, 2)):
+            _, scan, _ = gated_delta.configs_for(arch, (128, 128), 64, dtype)
+            assert scan is not None
+            assert scan["STAGES"] == stages
 
 
 def test_a_stand_in_ends_with_its_block() -> None:

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from kestrel.spi import No, OpQuery, Yes
 from kestrel.spi.batch import Limits
-from kestrel_kernels_cuda import linear_launch
 from kestrel_kernels_cuda.devices import arch_of, family_of, multiprocessors
 from kestrel_kernels_cuda.launch import power_of_two, refuse_pages
+from kestrel_kernels_cuda.overlap import overlaps
 
 __all__ = [
     "DecodeConfig",
@@ -125,11 +125,6 @@ def supports_heads(query: OpQuery) -> Yes | No:
 
 def _bucket(dim: int) -> int:
     return max(64, power_of_two(dim))
-
-
-def overlaps(arch: int) -> bool:
-    """Whether a kernel may start while the one before it finishes (programmatic dependent launch)."""
-    return arch >= 90 and linear_launch.OVERLAPS
 
 
 def decode_config(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from threading import Lock
 from typing import Any
 
@@ -58,8 +59,6 @@ _POINTERS = {
     torch.float8_e4m3fn: "*fp8e4nv",
 }
 
-_compiling: dict[str, Lock] = {}
-
 
 @dataclass(frozen=True, slots=True)
 class Launch:
@@ -82,7 +81,7 @@ class Launch:
     def compile(self) -> None:
         """Compile for the current device without launching, with what a first launch would make beside: the host code
         that passes arguments, for which Triton runs a C compiler. Safe on any thread."""
-        with _compiling.setdefault(self.variant, Lock()):  # what several ops share is compiled by one of them
+        with _lock_of(self.variant):  # what several ops share is compiled by one of them
             compiled = self.kernel.warmup(*self.args, grid=self.grid, **self.meta)
             try:
                 if isinstance(compiled, CompiledKernel):
@@ -95,6 +94,12 @@ class Launch:
         """What launches of the same compiled kernel have in common."""
         kinds = [1 if isinstance(value, int) and value == 1 else _spelled(value) for value in self.args]
         return str((self.kernel.__name__, kinds, _multiples_of_16(self), sorted(self.meta.items())))
+
+
+@cache
+def _lock_of(variant: str) -> Lock:
+    """One lock for all launches of ``variant``. Two threads that ask first at once may get two, and compile twice."""
+    return Lock()
 
 
 def compile_case_of(name: str, launch: Launch, archs: tuple[int, ...] | None = None) -> CompileCase:

@@ -10,8 +10,8 @@ import triton
 import triton.language as tl
 
 from kestrel_kernels_cuda.launch import Launch
-from kestrel_kernels_cuda.linear_launch import overlaps_on
 from kestrel_kernels_cuda.linear_parts import activate, start_next, wait_for_previous
+from kestrel_kernels_cuda.overlap import overlaps_on
 
 __all__ = ["gate_launch", "product"]
 

@@ -104,7 +104,10 @@ def default(product: Product) -> Config:
         return Config(kernel="gemm", bm=bm, bn=32, bk=32, stages=2)
     bk = BLOCK if product.scaled else min(128, _below(product.k))
     split = min(8, max(1, PROCESSORS // -(-outputs // 64)), -(-product.k // (4 * bk)))
-    return Config(kernel="gemm", bm=bm, bn=64, bk=bk, stages=4, split=split, swap=True)
+    warps = (
+        8 if product.scaled and product.gated and bm > FEW else 4
+    )  # fewer have too few registers for two halves
+    return Config(kernel="gemm", bm=bm, bn=64, bk=bk, warps=warps, stages=4, split=split, swap=True)
 
 
 def _gemv(product: Product) -> Config:

@@ -17,6 +17,7 @@ from kestrel_kernels_cuda.linear_config import BLOCK, Config, Product, choose, i
 from kestrel_kernels_cuda.linear_gemm import gemm_kernel
 from kestrel_kernels_cuda.linear_gemv import gemv_kernel
 from kestrel_kernels_cuda.linear_scratch import counters
+from kestrel_kernels_cuda.overlap import overlaps_on
 
 __all__ = ["READERS", "Norm", "Operands", "arch_of", "config_for", "launch", "overlaps_on", "rows_of", "run"]
 
@@ -24,9 +25,6 @@ READERS = 528  # programs: four to a processor of an H200
 CACHED = 24_000_000  # bytes of a weight that the second-level cache holds beside what else is in use
 ALIGNED = 16  # numbers of a wide write
 MANY = 4096  # outputs that only a vocabulary has in odd numbers; its readers take rows that lie apart
-OVERLAPS = True
-"""Whether a kernel may start while the one before it finishes (programmatic dependent launch, sm_90 and newer). Set it
-to False before a model is loaded to look at kernels one by one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +101,7 @@ def rows_of(x: torch.Tensor) -> torch.Tensor:
 
 def launch(config: Config, operands: Operands, *, overlaps: bool) -> tuple[Launch, torch.Tensor]:
     """The launch of ``config`` (not "blas"), and its output [rows, outputs]: a new tensor, or the residual when
-    that is accumulated into. ``overlaps``: see ``OVERLAPS``."""
+    that is accumulated into. ``overlaps``: see ``overlap.OVERLAPS``."""
     if config.kernel == "band":
         return _band(config, operands, overlaps=overlaps)
     o, norm = operands, operands.norm
@@ -220,8 +218,3 @@ def _tiles(tensor: torch.Tensor, *tile: int) -> TensorDescriptor:
 def _or(tensor: torch.Tensor | None, other: torch.Tensor) -> torch.Tensor:
     """A kernel takes a pointer even where it reads nothing."""
     return other if tensor is None else tensor
-
-
-def overlaps_on(device: torch.device) -> bool:
-    """Whether kernels on ``device`` start before the one before has finished."""
-    return OVERLAPS and arch_of(device) >= 90

@@ -1,10 +1,11 @@
-"""What the kernels of products share: activations, the epilogue of a tile, waiting for the kernel before."""
+"""What the kernels of products share: activations, the epilogue of a tile, reading ahead."""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from kestrel_kernels_cuda.overlap import start_next, wait_for_previous
 
 __all__ = ["activate", "finish", "prefetch", "start_next", "wait_for_previous"]
 
@@ -54,17 +55,3 @@ def prefetch(pointers):
         is_pure=False,
         pack=1,
     )
-
-
-@triton.jit
-def start_next(PDL: tl.constexpr):
-    """Lets the next kernel begin with what does not depend on this one."""
-    if PDL:
-        gdc_launch_dependents()
-
-
-@triton.jit
-def wait_for_previous(PDL: tl.constexpr):
-    """Returns when the kernel before has finished and its writes are visible. Weights may be read before."""
-    if PDL:
-        gdc_wait()
