@@ -20,6 +20,7 @@ __all__ = ["MAX_TOP_LOGPROBS", "Environment", "RuntimeConfig", "Settings"]
 
 MAX_TOP_LOGPROBS = 20
 MAX_N = 64
+MAX_MEDIA_PROCESSES = 256
 MAX_STOP_STRINGS = 16
 MAX_ID_DIGITS = 20
 _LARGEST = 2**63 - 1
@@ -249,6 +250,10 @@ class RuntimeConfig:
     the CPU only, so far. ``kv_cache_dtype`` "fp8_e4m3" keeps the keys and values of pages in 8 bits each, as they are
     (scale 1), so that the same memory holds more positions; "auto": the model's dtype.
 
+    ``media_processes``: so many processes decode the engine's pictures (the largest number of its models; started as
+    pictures come); 0: the engine's threads do. On an accelerator that generates text while many pictures come, threads
+    keep the interpreter from the thread that launches its work.
+
     ``decode_path``: "native" runs decode steps op by op; "generated" as programs captured at load for every batch size
     up to ``max_batch_size``, or it is an error that says what prevents it; "auto" captures where it can.
     ``enable_cuda_graphs`` off forbids capturing. ``adapters`` are parsed for what is to come, and refused.
@@ -284,6 +289,7 @@ class RuntimeConfig:
     max_media_bytes: int = 100 * 2**20
     max_decoded_media_bytes: int = 4 * 2**30
     allowed_media_domains: Sequence[str] = ()
+    media_processes: int = 0
     idle_unload_s: float | None = None
     chat_template: Literal["builtin", "checkpoint"] = "builtin"
     service_name: str = "kestrel"
@@ -358,6 +364,7 @@ _CONFIG_CHECKS: Mapping[str, Check] = {
         ("enable_prefix_cache", "enable_cuda_graphs", "deterministic", "strict_ops", "offline"), checks.flag
     ),
     **dict.fromkeys(("adapters", "allowed_media_domains"), checks.texts),
+    "media_processes": _required(checks.whole, low=0, high=MAX_MEDIA_PROCESSES),
     "steps_in_flight": partial(checks.whole, low=1, high=2),
     "memory_utilization": partial(checks.number, low=0.0, high=1.0, open_low=True),
     "idle_unload_s": partial(checks.number, low=0.0, open_low=True),

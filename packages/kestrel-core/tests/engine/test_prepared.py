@@ -1,7 +1,10 @@
 """Prepared pictures: decoded and encoded once, used often, by the model that prepared them."""
 
+import io
+
 import pytest
 from engine_toys import picture
+from PIL import Image
 
 from kestrel.errors import EngineBusyError, InvalidMediaError, InvalidRequestError
 from kestrel.testing.engines import ALPHABET
@@ -53,3 +56,19 @@ async def test_prepared_pictures_are_their_owners_and_fill_no_budget(toys):
             with pytest.raises(EngineBusyError):
                 await engine.query(picture(), "?")
         assert (await engine.query(prepared, "?")).output == {"answer": ALPHABET}
+
+
+async def test_pictures_are_decoded_in_processes_where_that_is_asked_for(toys):
+    async with toys.engine(toys.config("one", media_processes=1), toys.config("two")) as engine:
+        decoders = engine.fleet._shared.decoders
+        assert decoders is not None
+        assert decoders.pids == ()
+        for model in ("one", "two"):
+            assert (await engine.model(model).query(picture(), "?")).output == {"answer": ALPHABET}
+        file = io.BytesIO()
+        Image.new("RGB", (20, 12)).save(file, "PNG")
+        assert (await engine.query(file.getvalue(), "?")).output == {"answer": ALPHABET}
+        assert len(decoders.pids) == 1
+        with pytest.raises(InvalidMediaError):
+            await engine.query(file.getvalue()[:40], "?")
+    assert decoders.pids == ()

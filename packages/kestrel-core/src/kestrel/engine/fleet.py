@@ -31,7 +31,7 @@ from kestrel.errors import (
 )
 from kestrel.lanes import DeviceThread
 from kestrel.lanes.lane import Lane
-from kestrel.media import MediaBudget
+from kestrel.media import DecoderProcesses, MediaBudget
 from kestrel.plugins import PluginHost
 from kestrel.skills import builtin_skills
 from kestrel.spi import Skill
@@ -64,12 +64,14 @@ class Fleet:
         self._change = asyncio.Lock()
         self._pausing = asyncio.Lock()
         self._unloads: set[asyncio.Task[None]] = set()
+        processes = max(config.media_processes for config in configs)
         self._shared = Shared(
             router=router,
             pool=CpuPool(),
             media_budget=MediaBudget(min(config.max_decoded_media_bytes for config in configs)),
             host=host,
             running=asyncio.Event(),
+            decoders=DecoderProcesses(processes) if processes else None,
         )
         self._shared.running.set()
         self.on_lost: Callable[[str, BaseException], None] = lambda model_id, error: None
@@ -260,6 +262,8 @@ class Fleet:
         error = EngineStoppedError("the engine was shut down before the request finished")
         self._reporter.stop()
         self._shared.pool.close()
+        if self._shared.decoders is not None:
+            await on_thread(self._shared.decoders.close)
         async with self._change:
             for slot in self._slots.values():
                 slot.stop_clock()

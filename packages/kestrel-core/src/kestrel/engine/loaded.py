@@ -16,7 +16,7 @@ from kestrel.engine.router import Router
 from kestrel.errors import EngineBusyError, InvalidRequestError, KestrelError
 from kestrel.lanes import DeviceThread, StepLane, StepWork, TokenLane, Work
 from kestrel.lanes.hold import feature_key
-from kestrel.media import MediaBudget, MediaLimits
+from kestrel.media import DecoderProcesses, MediaBudget, MediaLimits
 from kestrel.ops import OpTable
 from kestrel.plugins import PluginHost
 from kestrel.sampling import SamplingParams
@@ -35,13 +35,15 @@ MakeWork = Callable[[int, int, bool], Work | StepWork]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shared:
-    """What all models of an engine share. ``running`` is set while the engine is not paused."""
+    """What all models of an engine share. ``running`` is set while the engine is not paused. ``decoders``: processes
+    that decode pictures, instead of the pool."""
 
     router: Router
     pool: CpuPool
     media_budget: MediaBudget
     host: PluginHost
     running: asyncio.Event
+    decoders: DecoderProcesses | None = None
 
 
 class LoadedModel:
@@ -69,7 +71,10 @@ class LoadedModel:
         self.tokenizer: TextTokenizer | None = built.main.tokenizer
         config = blueprint.config
         limits = MediaLimits.of(config)
-        self.intake = MediaIntake(self.model_id, built.main, limits, shared.media_budget, shared.pool)
+        decode_picture = None if shared.decoders is None else shared.decoders.decode
+        self.intake = MediaIntake(
+            self.model_id, built.main, limits, shared.media_budget, shared.pool, decode_picture
+        )
         self._max_queue = config.max_queue
         self._num_preparing = 0
 

@@ -10,7 +10,7 @@ from typing import Any
 from kestrel.config import Settings
 from kestrel.engine.pool import CpuPool
 from kestrel.errors import InvalidRequestError
-from kestrel.media import MediaBudget, MediaHold, MediaLimits, load_video, normalise_image
+from kestrel.media import Decode, MediaBudget, MediaHold, MediaLimits, load_video, normalise_image
 from kestrel.spi import (
     AudioItem,
     FloatsItem,
@@ -39,7 +39,8 @@ class PreparedMedia:
 
 
 class MediaIntake:
-    """Decodes and prepares media for one model; ``budget`` bounds the decoded bytes held at a time, engine-wide."""
+    """Decodes and prepares media for one model; ``budget`` bounds the decoded bytes held at a time, engine-wide.
+    ``decode``: where encoded pictures are decoded; None: on the pool's threads."""
 
     def __init__(
         self,
@@ -48,12 +49,14 @@ class MediaIntake:
         limits: MediaLimits,
         budget: MediaBudget,
         pool: CpuPool,
+        decode: Decode | None = None,
     ) -> None:
         self._model_id = model_id
         self._driver = driver
         self._limits = limits
         self.budget = budget
         self._pool = pool
+        self._decode = decode
 
     def check(self, media: Sequence[tuple[str, Any]]) -> None:
         """InvalidRequestError when the model does not take these kinds, or not so many of them."""
@@ -124,7 +127,7 @@ class MediaIntake:
         with (
             self.budget.hold() as hold
         ):  # of the decoded picture; its prepared form is smaller and kept longer
-            image = normalise_image(raw, self._limits, reserve=hold.grow)
+            image = normalise_image(raw, self._limits, reserve=hold.grow, decode=self._decode)
             item_meta = {"width": image.pixels.shape[1], "height": image.pixels.shape[0]}
             prepared = self._by_driver(ImageItem(pixels=image.pixels, meta=item_meta), settings)
         return PreparedMedia(self._model_id, prepared, image.warnings)

@@ -3,9 +3,10 @@
 from kestrel.media.audio import MAX_SECONDS, SAMPLE_RATE, AudioSource, AudioStream, open_audio
 from kestrel.media.digest import content_digest
 from kestrel.media.draw import annotate
-from kestrel.media.image import FORMATS, ImageSource, NormalisedImage, load_decoders, normalise_image
+from kestrel.media.image import FORMATS, Decode, ImageSource, NormalisedImage, load_decoders, normalise_image
 from kestrel.media.limits import MediaBudget, MediaHold, MediaLimits
 from kestrel.media.live import LiveAudio, LiveSource
+from kestrel.media.processes import DecoderProcesses
 from kestrel.media.remote import Fetcher
 from kestrel.media.video import NormalisedVideo, VideoSource, load_video
 
@@ -15,6 +16,8 @@ __all__ = [
     "SAMPLE_RATE",
     "AudioSource",
     "AudioStream",
+    "Decode",
+    "DecoderProcesses",
     "Fetcher",
     "ImageSource",
     "LiveAudio",

@@ -26,7 +26,15 @@ from kestrel.media.remote import Fetcher
 from kestrel.media.sniff import describe
 from kestrel.media.source import BinaryFile, Encoded, read_encoded
 
-__all__ = ["FORMATS", "ImageSource", "NormalisedImage", "load_decoders", "normalise_image"]
+__all__ = [
+    "FORMATS",
+    "Decode",
+    "ImageSource",
+    "NormalisedImage",
+    "decode_image",
+    "load_decoders",
+    "normalise_image",
+]
 
 ImageSource = Encoded | Image.Image | NDArray[np.uint8]
 
@@ -57,26 +65,56 @@ class NormalisedImage:
     original_size: tuple[int, int]
 
 
+Decode = Callable[[bytes, str, MediaLimits, Callable[[int], None]], NormalisedImage]
+"""``decode_image``, wherever it happens: (encoded bytes, label, limits, reserve)."""
+
+
 def normalise_image(
     source: ImageSource,
     limits: MediaLimits,
     *,
     reserve: Callable[[int], None] = lambda nbytes: None,
     fetcher: Fetcher | None = None,
+    decode: Decode | None = None,
 ) -> NormalisedImage:
     """``source`` as upright 8-bit RGB, on white where it is transparent.
 
     ``source``: a path, encoded bytes, a binary file, a data URI, a URL (when allowed), a PIL image, or an array
     [H, W, C] uint8 with 1, 3 or 4 channels. ``reserve`` is called with the bytes that decoding takes, before it
-    starts; what it raises passes through. Raises InvalidMediaError for everything that is wrong with the picture.
+    starts; what it raises passes through. ``decode``: where encoded pictures are decoded; None: here. Raises
+    InvalidMediaError for everything that is wrong with the picture.
     """
-    image, label = _opened(source, limits, fetcher or Fetcher())
+    if isinstance(source, Image.Image):
+        return _normalised(source, "the given PIL image", limits, reserve, is_given=True)
+    if isinstance(source, np.ndarray):
+        return _normalised(_from_array(source, limits), "the given array", limits, reserve, is_given=False)
+    if not isinstance(source, str | os.PathLike | bytes | bytearray | memoryview | BinaryFile):
+        raise InvalidMediaError(
+            f"a {type(source).__name__} is not a picture. Give a path, bytes, a binary file, a data URI, a PIL image "
+            "or an array [height, width, channels] of uint8"
+        )
+    raw, label = read_encoded(source, limits, fetcher or Fetcher())
+    return (
+        decode_image(raw, label, limits, reserve) if decode is None else decode(raw, label, limits, reserve)
+    )
+
+
+def decode_image(
+    raw: bytes, label: str, limits: MediaLimits, reserve: Callable[[int], None]
+) -> NormalisedImage:
+    """The picture that ``raw`` encodes, as ``normalise_image`` says; ``label``: how messages name it."""
+    return _normalised(_parsed_header(raw, label), label, limits, reserve, is_given=False)
+
+
+def _normalised(
+    image: Image.Image, label: str, limits: MediaLimits, reserve: Callable[[int], None], *, is_given: bool
+) -> NormalisedImage:
     width, height = image.size
     _check_size(label, width, height, limits)
     reserve(width * height * _BYTES_PER_PIXEL)
     notes: list[str] = []
     try:
-        upright = _decoded(image, notes, is_given=image is source)
+        upright = _decoded(image, notes, is_given=is_given)
         pixels = np.array(upright, dtype=np.uint8)
     except InvalidMediaError as error:
         raise InvalidMediaError(f"{label}: {error}") from error
@@ -96,21 +134,6 @@ def load_decoders() -> None:
         Image.preinit()
     memory = Image.core  # type: ignore[attr-defined]
     memory.set_blocks_max(max(_BLOCKS_KEPT, memory.get_blocks_max()))
-
-
-def _opened(source: Any, limits: MediaLimits, fetcher: Fetcher) -> tuple[Image.Image, str]:
-    """A PIL image that is not decoded yet, and how messages name it."""
-    if isinstance(source, Image.Image):
-        return source, "the given PIL image"
-    if isinstance(source, np.ndarray):
-        return _from_array(source, limits), "the given array"
-    if not isinstance(source, str | os.PathLike | bytes | bytearray | memoryview | BinaryFile):
-        raise InvalidMediaError(
-            f"a {type(source).__name__} is not a picture. Give a path, bytes, a binary file, a data URI, a PIL image "
-            "or an array [height, width, channels] of uint8"
-        )
-    raw, label = read_encoded(source, limits, fetcher)
-    return _parsed_header(raw, label), label
 
 
 def _from_array(array: NDArray[Any], limits: MediaLimits) -> Image.Image:
