@@ -6,7 +6,8 @@
 ``ceilings``: a large copy and a large product, which the floors below are computed from. ``decode``: a step of Qwen at
 batch 1, 16, 64, 256 with prompts of 1,024; the difference between runs of 144 and of 16 tokens, whose prompts the
 prefix cache holds, over 128. ``prefill``: TTFT at batch 1, and 16 prompts at once, nothing cached. ``idle``: the share
-of time in which no kernel runs, with 64 streaming consumers, without and with eight threads that decode JPEGs.
+of time in which no kernel runs, with 64 streaming consumers; beside eight threads that decode JPEGs; beside eight that
+have processes decode them.
 ``whisper``: windows of 30 s of noise, 112 tokens each. ``photo``: Moondream 2, a question on distinct JPEGs of
 800 × 600, 1 and 64 at a time. ``questions``: five on each of three photos, shuffled. ``--cold`` compiles every kernel
 again, as a new installation would. ``--weights-dtype fp8``: Qwen's products are with 8-bit floats. ``--peers`` runs
@@ -91,8 +92,8 @@ async def text_cases(args: argparse.Namespace, report: Report, settings: Mapping
         if "prefill" in args.cases:
             await prefill(engine, report, args.size)
         if "idle" in args.cases:
-            for threads in (0, 8):
-                await idle(engine, report, args.size, threads)
+            for threads, processes in ((0, 0), (8, 0), (8, 8)):
+                await idle(engine, report, args.size, threads, processes)
     if args.peers and not is_fp8:
         batches = [batch for batch in (1, 16) if batch in args.batches]
         qwen_peer(path, report, args.size, batches, PROMPT, is_compiled=args.peers == "compiled")

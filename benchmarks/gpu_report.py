@@ -51,6 +51,10 @@ class Report:
             torch.cuda.synchronize()
         self.add("profile", what, 1 - busy_share(kernel_spans(recorded)), "idle")
         show_kernels(recorded)
+        self.keep(recorded, what)
+
+    def keep(self, recorded: profile, what: str) -> None:
+        """Write when each kernel ran to a file, where traces are asked for."""
         if self._traces is not None:
             save_trace(recorded, self._traces / f"trace_{'_'.join(re.findall('[a-z0-9]+', what))}.json.gz")
 

@@ -18,7 +18,7 @@ from gpu_report import Report, jpegs
 from torch.profiler import ProfilerActivity, profile
 
 from kestrel.engine import EngineResult, InferenceEngine
-from kestrel.media import MediaLimits, normalise_image
+from kestrel.media import DecoderProcesses, MediaLimits, load_decoders, normalise_image
 
 __all__ = ["NEW", "PROMPT", "QWEN_BYTES", "decode", "idle", "prefill", "prompts"]
 
@@ -88,46 +88,71 @@ async def prefill(engine: InferenceEngine, report: Report, size: str) -> None:
 
 
 @contextmanager
-def decoding(threads: int) -> Iterator[None]:
-    """So many threads decode JPEGs, as the engine's pool does, while the context lasts."""
-    pictures, done = jpegs(4, 7), threading.Event()
+def decoding(threads: int, processes: int) -> Iterator[list[int]]:
+    """So many threads decode JPEGs, as the engine's pool does, while the context lasts; with ``processes``, in these.
+    Gives the number of pictures so far, one count per thread."""
+    pictures, done, counts = jpegs(4, 7), threading.Event(), [0] * threads
+    decoders = DecoderProcesses(processes) if processes else None
 
-    def work() -> None:
+    def work(number: int) -> None:
         while not done.is_set():
             for picture in pictures:
-                normalise_image(picture, MediaLimits())
+                normalise_image(picture, MediaLimits(), decode=None if decoders is None else decoders.decode)
+                counts[number] += 1
 
+    load_decoders()
     with ThreadPoolExecutor(max(1, threads)) as pool:
-        jobs = [pool.submit(work) for _ in range(threads)]
+        jobs = [pool.submit(work, number) for number in range(threads)]
         try:
-            yield
+            yield counts
         finally:
             done.set()
     for job in jobs:
         job.result()
+    if decoders is not None:
+        decoders.close()
 
 
-async def idle(engine: InferenceEngine, report: Report, size: str, threads: int) -> None:
+async def idle(
+    engine: InferenceEngine, report: Report, size: str, threads: int = 0, processes: int = 0
+) -> None:
     """How much of a decoding run the GPU has nothing to do, while 64 readers take every token and ``threads`` decode
-    pictures."""
+    pictures (in ``processes`` of their own); before it, how fast tokens and pictures come."""
     texts = prompts(64, 64)
     await together(engine, texts, 2)
+    tokens = 0
 
     async def read(text: str, new: int) -> None:
+        nonlocal tokens
         settings = {"max_tokens": new, "ignore_eos": True, "temperature": 0.0}
         stream = await engine.generate(text, stream=True, settings=settings)
         async for _ in stream:
-            pass
+            tokens += 1
 
-    with decoding(threads):
+    what = f"{threads} decode JPEGs" + (f" in {processes} processes" if processes else "")
+    with decoding(threads, processes) as counts:
         running = [asyncio.create_task(read(text, 400)) for text in texts]
         await asyncio.sleep(1.0)
+        start, before, pictures = time.perf_counter(), tokens, sum(counts)
+        await asyncio.sleep(0.5)
+        seconds = time.perf_counter() - start
+        rates = {"chunks_s": round((tokens - before) / seconds)}
+        rates["pictures_s"] = round((sum(counts) - pictures) / seconds)
         with profile(activities=[ProfilerActivity.CUDA]) as recorded:
             await asyncio.sleep(0.4)
             torch.cuda.synchronize()
-        await asyncio.gather(*running)
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
     spans = kernel_spans(recorded)
-    what = f"Qwen3.5-{size}, 64 readers, {threads} decode JPEGs"
-    report.add("idle", what, 1 - busy_share(spans), "of time", kernels=len(spans))
+    report.add(
+        "idle",
+        f"Qwen3.5-{size}, 64 readers, {what}",
+        1 - busy_share(spans),
+        "of time",
+        kernels=len(spans),
+        **rates,
+    )
+    report.keep(recorded, f"idle, {what}")
     if not threads:
         show_kernels(recorded)
