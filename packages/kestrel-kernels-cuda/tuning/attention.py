@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 import torch
+from stopwatch import need_gpu
 
 from kestrel.spi import Limits
 from kestrel_kernels_cuda import attention_vision
@@ -282,6 +283,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="shapes whose name contains this")
     parser.add_argument("--all", action="store_true", help="every candidate, not the three fastest")
     wanted = parser.parse_args()
+    need_gpu()
     began = time.monotonic()
     shapes = [shape for make in SHAPES for shape in (make(),) if wanted.only in shape.name]
     compile_all(shapes)

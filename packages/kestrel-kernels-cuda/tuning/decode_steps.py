@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from stopwatch import microseconds
+from stopwatch import microseconds, need_gpu
 
 from kestrel.spi import Limits
 from kestrel.spi.batch import CrossView, PagedView
@@ -176,6 +176,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="models whose name contains this")
     parser.add_argument("--tiles", action="store_true", help="other tiles too, where rows are few")
     wanted = parser.parse_args()
+    need_gpu()
     for name, length in (("qwen", 1060), ("moondream", 752), ("whisper", 60)):
         for rows in (1, 4, 16, 64) if wanted.only in name else ():
             report(name, rows, length, wanted.tiles and rows <= 4 and length > 99, False)

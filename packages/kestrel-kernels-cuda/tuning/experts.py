@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import torch
-from stopwatch import microseconds
+from stopwatch import microseconds, need_gpu
 
 from kestrel_kernels_cuda import experts
 from kestrel_kernels_cuda.experts import Tiling, Tilings
@@ -47,6 +47,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", default="64,1024,16384")
     rows_of = [int(rows) for rows in parser.parse_args().rows.split(",")]
+    need_gpu()
 
     def numbers(*shape: int) -> torch.Tensor:
         return torch.randn(shape, device="cuda", dtype=torch.float32).to(torch.bfloat16)

@@ -22,6 +22,7 @@ from pathlib import Path
 
 import torch
 from candidates import SHAPES, Shape, candidates, variants
+from stopwatch import need_gpu
 
 from kestrel.ops.linear import linear as reference
 from kestrel.ops.norm_linear import norm_linear as norm_reference
@@ -214,6 +215,7 @@ def main() -> None:
     parser.add_argument("--rows", default=",".join(map(str, ROWS)))
     parser.add_argument("--no-overlap", action="store_true", help="without programmatic dependent launch")
     wanted = parser.parse_args()
+    need_gpu()
     deadline = time.monotonic() + wanted.seconds
     major, minor = torch.cuda.get_device_capability()
     overlaps = major >= 9 and not wanted.no_overlap

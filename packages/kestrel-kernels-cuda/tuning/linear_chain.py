@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 from candidates import SHAPES, Shape
 from linear import operands, timed
+from stopwatch import need_gpu
 
 from kestrel_kernels_cuda.linear_ahead import ahead_launch
 from kestrel_kernels_cuda.linear_blas import product
@@ -87,6 +88,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--table", type=Path, help="as linear_table.json; default: the committed one")
     wanted = parser.parse_args()
+    need_gpu()
     measured = json.loads(wanted.table.read_text(encoding="utf-8"))["90"] if wanted.table else {}
 
     def chosen(shape: Shape, rows: int) -> Config:

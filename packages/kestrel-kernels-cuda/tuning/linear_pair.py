@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 from small_ops import empty
-from stopwatch import microseconds
+from stopwatch import microseconds, need_gpu
 
 from kestrel.spi import Limits, PagedView
 from kestrel_kernels_cuda import linear_pair
@@ -124,6 +124,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=40)
     end = time.monotonic() + parser.parse_args().seconds
+    need_gpu()
     step = Step()
     size = sum(
         w.numel() * 2

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-from stopwatch import microseconds
+from stopwatch import microseconds, need_gpu
 
 from kestrel.ops.gated_delta_step import MixerWeights
 from kestrel.spi.batch import Limits, RecurrentView
@@ -183,6 +183,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="step, conv, solve or scan")
     parser.add_argument("--batches", nargs="+", type=int, default=BATCHES)
     wanted = parser.parse_args()
+    need_gpu()
     big, other = (torch.empty(2**30, dtype=torch.uint8, device="cuda") for _ in range(2))
     ceiling = 2 * 2**30 / microseconds(lambda i: other.copy_(big), CALLS) / 1e3
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}; copy {ceiling:.0f} GB/s")

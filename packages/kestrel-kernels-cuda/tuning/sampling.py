@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 
 import torch
+from stopwatch import need_gpu
 
 from kestrel.config import Settings
 from kestrel.ops import resolve_ops
@@ -104,6 +105,7 @@ def main() -> int:
     parser.add_argument("--kinds", default=",".join(KINDS))
     parser.add_argument("--out", type=Path)
     wanted = parser.parse_args()
+    need_gpu()
     lines, differ = [], 0
     for kind in wanted.kinds.split(","):
         for rows in map(int, wanted.rows.split(",")):

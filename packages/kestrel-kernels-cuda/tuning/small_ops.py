@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-from stopwatch import microseconds
+from stopwatch import microseconds, need_gpu
 
 from kestrel.ops import OPS
 from kestrel.ops.resampling import CropPlan, crop_tables
@@ -170,6 +170,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="ops whose name contains this")
     parser.add_argument("--reference", action="store_true", help="measure the references too")
     wanted = parser.parse_args()
+    need_gpu()
     impls, began = CudaBackend().impls(), time.perf_counter()
     todo = [work for work in works() if wanted.only in work.query.op]
     jobs = [job for query in {w.query for w in todo} for job in impls[query.op].warm(query, ROWS)]

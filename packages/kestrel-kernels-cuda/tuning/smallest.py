@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 
 import torch
+from stopwatch import need_gpu
 
 from kestrel.ops import OPS, Case, Inputs
 from kestrel.spi import Yes
@@ -28,6 +29,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="bfloat16", choices=["float32", "bfloat16", "float16"])
     parser.add_argument("--cases", type=int, default=2, help="of each op")
     args = parser.parse_args()
+    need_gpu()
     device, count = torch.device("cuda"), 0
     for name, impl in CudaBackend().impls().items():
         known = args.dtype if args.dtype in OPS[name].tolerances else "float32"

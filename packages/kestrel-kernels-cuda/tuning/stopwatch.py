@@ -1,12 +1,19 @@
-"""How the scripts beside this one time launches."""
+"""What the scripts beside this one share: a GPU that they need, and how they time launches."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 
 import torch
 
-__all__ = ["microseconds"]
+__all__ = ["microseconds", "need_gpu"]
+
+
+def need_gpu() -> None:
+    """Ends the program, with a line that says why, where there is no NVIDIA GPU."""
+    if not torch.cuda.is_available():
+        sys.exit("this script measures kernels on an NVIDIA GPU; torch sees none here")
 
 
 def microseconds(call: Callable[[int], object], calls: int, rounds: int = 5) -> float:

@@ -13,7 +13,7 @@ from functools import partial
 
 import torch
 import torch.nn.functional as F
-from stopwatch import microseconds
+from stopwatch import microseconds, need_gpu
 
 from kestrel_kernels_cuda import attention_hopper, attention_vision
 from kestrel_kernels_cuda.attention_configs import arch_of
@@ -86,6 +86,7 @@ def main() -> None:
     )
     parser.add_argument("--next", action="store_true")
     wanted = parser.parse_args()
+    need_gpu()
     attention_hopper.NEXT = wanted.next
     if wanted.turns is not None:
         TILES[:] = [tile for tile in TILES if tile[3] == wanted.turns]

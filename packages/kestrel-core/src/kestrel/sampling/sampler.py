@@ -199,13 +199,7 @@ class Sampler:
         if self._looks and not needs & ~int(Needs.STOP):
             return self._plain(logits_NV, needs, rows, blank)
         bits, ops, tables = Needs(needs), self._ops, self._rows.tables
-        if bits & _CHANGED:
-            process = process_on_host if self._looks else ops.process
-            processed_NV, ids_N, best_N, first_N = process(logits_NV, rows, tables, bits)
-        else:
-            processed_NV = logits_NV
-            ids_N, best_N = ops.argmax(logits_NV)
-            first_N = best_N
+        processed_NV, ids_N, best_N, first_N = self._processed(logits_NV, rows, bits)
         if bits & Needs.DRAW:
             ids_N = self._draw(processed_NV, best_N, ids_N, rows, bits)
         top = ops.logprobs(processed_NV, ids_N, bits) if bits & Needs.LOGPROBS else (None, None, None)
@@ -226,6 +220,17 @@ class Sampler:
             top_ids=top[1],
             top_logprobs=top[2],
         )
+
+    def _processed(
+        self, logits_NV: torch.Tensor, rows: torch.Tensor, needs: Needs
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Logits after all rules, the ids and values of their largest, and the largest before any rule."""
+        if not needs & _CHANGED:
+            ids_N, best_N = self._ops.argmax(logits_NV)
+            return logits_NV, ids_N, best_N, best_N
+        process = process_on_host if self._looks else self._ops.process
+        processed_NV, ids_N, best_N, first_N = process(logits_NV, rows, self._rows.tables, needs)
+        return processed_NV, ids_N, best_N, first_N
 
     def _plain(self, logits_NV: torch.Tensor, needs: int, rows: torch.Tensor, blank: _Blank) -> Sampled:
         """A step of greedy rows on a CPU, where a look costs less than three operations."""
