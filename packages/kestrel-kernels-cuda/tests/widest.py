@@ -40,6 +40,17 @@ def attention() -> Iterator[Wide]:
             for mode, rows in (("decode", STEP), ("prefill", PROMPT)):
                 query = OpQuery.of("paged_attention", mode=mode, gated=True, softcap=False, **facts)
                 yield Wide(query, rows, archs)
+    eight = {
+        "heads": 16,
+        "head_dim": 256,
+        "kv_heads": 4,
+        "page": 16,
+        "window": None,
+        "kv_dtype": "float8_e4m3fn",
+    }
+    for mode, rows in (("decode", STEP), ("prefill", PROMPT)):
+        query = OpQuery.of("paged_attention", mode=mode, gated=True, softcap=False, **eight, **BF16)
+        yield Wide(query, rows, (86, 89))
     cross = {"heads": 20, "head_dim": 64, "kv_heads": 20, "max_len": 1500, **BF16}
     for mode, rows in (("decode", STEP), ("prefill", PROMPT)):
         yield Wide(OpQuery.of("cross_attention", mode=mode, **cross), rows)
