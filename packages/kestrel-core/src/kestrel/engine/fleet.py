@@ -13,7 +13,8 @@ from functools import partial
 import torch
 
 from kestrel.config import RuntimeConfig
-from kestrel.device import resolve_device, use_device
+from kestrel.device import has_streams, resolve_device, use_device
+from kestrel.engine import heap
 from kestrel.engine.building import load_model
 from kestrel.engine.loaded import LoadedModel, Shared
 from kestrel.engine.loading import ProgressReport, survey
@@ -183,9 +184,13 @@ class Fleet:
         blueprint, device = slot.blueprint, slot.device
         demand = await asyncio.to_thread(plan_memory, blueprint, device, sharers)
         thread = self._thread(device)
-        return await asyncio.to_thread(
+        heap.thaw()
+        model = await asyncio.to_thread(
             load_model, blueprint, device, demand, thread, self._shared, self._reporter
         )
+        if has_streams(device):
+            heap.freeze()
+        return model
 
     async def _unload(self, slot: Slot, why: str) -> None:
         """Close a loaded model; the caller holds the lock."""
@@ -197,7 +202,10 @@ class Fleet:
         gone = EngineStoppedError(f"model {slot.model_id!r} was unloaded")
         await on_thread(partial(model.close, gone))
         del model
+        heap.thaw()
         await on_thread(partial(return_memory, slot.device))
+        if any(other.model is not None and has_streams(other.device) for other in self._slots.values()):
+            heap.freeze()
 
     def _watch_idle(self, slot: Slot) -> None:
         """A model's last user has left: start the clock of ``idle_unload_s``."""
@@ -238,6 +246,7 @@ class Fleet:
             if slot.model is not None and slot.model.lane is lane and slot.phase is Phase.READY:
                 slot.stop_clock()
                 slot.model, slot.phase = None, Phase.UNLOADED
+                heap.thaw()
                 log.error("model %s is lost; it is loaded anew when it is next asked", slot.model_id)
                 self.on_lost(slot.model_id, error)
 
@@ -273,6 +282,7 @@ class Fleet:
             threads, self._threads = list(self._threads.values()), {}
             for thread in threads:
                 await on_thread(thread.stop)
+            heap.thaw()
 
 
 def _load_ended(slot: Slot, task: asyncio.Task[None]) -> None:
