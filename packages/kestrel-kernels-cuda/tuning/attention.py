@@ -1,14 +1,12 @@
 """Microseconds, bandwidth and TFLOP/s of the attention kernels with several tiles, at published sizes, on one GPU.
 
 ``python packages/kestrel-kernels-cuda/tuning/attention.py [--only NAME] [--all]`` prints per shape the tiles in use
-(marked *) and the best found; what differs from the tables in ``attention_configs`` and ``attention_vision`` is worth a
-look there. Every time is of a CUDA graph of launches over keys that do not stay in cache, the median of replays.
+(marked *) and the best found; what differs from the tables in ``attention_configs`` is worth a look there. Every time is of a CUDA graph of launches over keys that do not stay in cache, the median of replays.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +17,6 @@ import torch
 from stopwatch import need_gpu
 
 from kestrel.spi import Limits
-from kestrel_kernels_cuda import attention_vision
 from kestrel_kernels_cuda.attention_configs import (
     PrefillConfig,
     Split,
@@ -186,36 +183,6 @@ def prefill(
     )  # fmt: skip
 
 
-def vision(items: int, length: int, heads: int, dim: int) -> Shape:
-    """Dense attention inside ``items`` of ``length``, by tiles and by the libraries that torch has."""
-    sets = [numbers(items, length, 3, heads, dim).unbind(2) for _ in range(2)]
-    used = attention_vision.config_of(arch_of(DEVICE), dim, 2)
-    tiles = {
-        (128, 64, 8, 3),
-        (128, 128, 8, 2),
-        (64, 64, 4, 3),
-        (64, 64, 4, 2),
-        (64, 128, 4, 2),
-        (128, 64, 8, 2),
-    }
-    library = (arch_of(DEVICE), dim) in attention_vision.LIBRARY
-    found = []
-    for tile, kind in itertools.product({used.tile, *tiles}, (False, True)):
-        config = replace(used, tile=tile, is_described=kind)
-        made = [attention_vision.vision_launch(*qkv, 0.1, config) for qkv in sets]
-        label = f"{tile[0]}x{tile[1]}x{tile[2]}w{tile[3]}s{' described' * kind}"
-        found.append(of_launches(label, [(o, [x]) for o, x in made], config == used and not library))
-    for backend in attention_vision.BACKENDS:
-        calls = [
-            lambda qkv=qkv, b=backend: attention_vision.library_attention(*qkv, 0.1, (b,)) for qkv in sets
-        ]
-        found.append(Candidate(label=backend.name.lower(), calls=calls, in_use=library))
-    return Shape(
-        name=f"vision {items} x {length} x {heads} x {dim}", moved=items * length * heads * dim * 8,
-        flops=items * length * length * heads * dim * 4, candidates=found,
-    )  # fmt: skip
-
-
 SHAPES: Sequence[Callable[[], Shape]] = (
     *(lambda b=b: decode("qwen", b, 1100) for b in (1, 16, 64, 256)),
     *(lambda b=b: decode("moondream", b, 740) for b in (1, 16, 64)),
@@ -225,10 +192,6 @@ SHAPES: Sequence[Callable[[], Shape]] = (
     *(lambda b=b: prefill("moondream", b, 742, ranged=730) for b in (1, 16)),
     lambda: prefill("moondream", 16, 12, 736),
     lambda: prefill("whisper", 16, 4, 1496, kind="entries", causal=False),
-    lambda: vision(9, 729, 16, 72),
-    lambda: vision(36, 729, 16, 72),
-    lambda: vision(1, 1024, 16, 72),
-    *(lambda n=n: vision(n, 1500, 20, 64) for n in (1, 16)),
 )
 
 
