@@ -1,8 +1,8 @@
 """Microseconds, bandwidth and TFLOP/s of the attention kernels with several tiles, at published sizes, on one GPU.
 
 ``python packages/kestrel-kernels-cuda/tuning/attention.py [--only NAME] [--all]`` prints per shape the tiles in use
-(marked *) and the best found; what differs from the tables in ``attention_configs`` is worth a look there. Every time is of a CUDA
-graph of launches over keys that do not stay in cache, the median of replays.
+(marked *) and the best found; what differs from the tables in ``attention_configs`` is worth a look there. Every
+time is of a CUDA graph of launches over keys that do not stay in cache, the median of replays.
 """
 
 from __future__ import annotations
