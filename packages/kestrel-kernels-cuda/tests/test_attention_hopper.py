@@ -11,7 +11,6 @@ from kestrel.ops.random import normal
 from kestrel.ops.vision_attention import vision_attention as vision_reference
 from kestrel_kernels_cuda.attention_hopper import (
     PAIRS,
-    TRIOS,
     HopperConfig,
     hopper_config,
     hopper_launch,
@@ -62,27 +61,28 @@ def test_other_architectures_widths_types_and_distances_are_not_served() -> None
 
 
 def test_groups_are_as_many_as_keep_all_multiprocessors_busy() -> None:
-    assert hopper_config(9, 729, 16, 132) == TRIOS  # 5 units of 3 groups against 7 of 2
-    assert hopper_config(1, 1500, 20, 132) == PAIRS  # 2 of 3 against 2 of 2
-    assert hopper_config(1, 1, 1, 132) == PAIRS
+    assert hopper_config(36, 729, 16, 72, 132) == trios_of(72)[0]  # 18 units of 3 groups against 27 of 2
+    assert hopper_config(9, 729, 16, 72, 132) == PAIRS  # 5 of 3 against 7 of 2
+    assert hopper_config(8, 1500, 20, 64, 132) == trios_of(64)[0]
+    assert hopper_config(1, 1500, 20, 64, 132) == PAIRS
 
 
 @needs_hopper
 @pytest.mark.gpu
-@pytest.mark.parametrize("config", [PAIRS, TRIOS], ids=["pairs", "trios"])
+@pytest.mark.parametrize("groups", [2, 3])
 @pytest.mark.parametrize("length", [1, 63, 64, 65, 128, 129, 200, 385, 729, 1500])
 @pytest.mark.parametrize("dim", [64, 72, 80, 88])
 def test_lengths_around_tiles_of_queries_and_blocks_of_keys(
-    place: torch.device, dim: int, length: int, config: HopperConfig
+    place: torch.device, dim: int, length: int, groups: int
 ) -> None:
-    agrees(qkv((3, length, 2, dim), place), config)
+    agrees(qkv((3, length, 2, dim), place), PAIRS if groups == 2 else trios_of(dim)[0])
 
 
 @needs_hopper
 @pytest.mark.gpu
 @pytest.mark.parametrize("dim", [64, 72])
 def test_more_units_than_programs_in_float16(place: torch.device, dim: int) -> None:
-    for config in (PAIRS, TRIOS):
+    for config in (PAIRS, trios_of(dim)[0]):
         agrees(qkv((9, 729, 16, dim), place, torch.float16), config, tolerance=3e-3)
 
 
@@ -98,9 +98,9 @@ def test_scores_that_grow_from_block_to_block(place: torch.device) -> None:
 @pytest.mark.gpu
 def test_the_same_inputs_give_the_same_bits(place: torch.device) -> None:
     inputs = qkv((9, 729, 16, 72), place)
-    first, launch = hopper_launch(*inputs, 0.1, TRIOS)
+    first, launch = hopper_launch(*inputs, 0.1, trios_of(72)[0])
     launch.run()
     for _ in range(5):
-        again, launch = hopper_launch(*inputs, 0.1, TRIOS)
+        again, launch = hopper_launch(*inputs, 0.1, trios_of(72)[0])
         launch.run()
         assert torch.equal(first, again)

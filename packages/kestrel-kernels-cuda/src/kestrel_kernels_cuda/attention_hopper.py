@@ -18,7 +18,7 @@ from kestrel_kernels_cuda.attention_configs import multiprocessors
 from kestrel_kernels_cuda.attention_parts import scale_factors
 from kestrel_kernels_cuda.launch import Launch
 
-__all__ = ["MEASURED", "PAIRS", "TRIOS", "HopperConfig", "hopper_config", "hopper_launch", "is_served"]
+__all__ = ["MEASURED", "PAIRS", "HopperConfig", "hopper_config", "hopper_launch", "is_served", "trios_of"]
 
 NEXT = False
 VERSION = "3.6."  # of Triton, whose Gluon the kernel was written and measured with
@@ -39,18 +39,24 @@ class HopperConfig:
     takes_turns: bool = False
 
 
-PAIRS = HopperConfig(groups=2, block_n=128, stages=2)
-TRIOS = HopperConfig(groups=3, block_n=64, stages=4)
-TRIO_GAIN = 1.08  # at least how much faster a multiprocessor works with three groups than with two
+PAIRS = HopperConfig(groups=2, block_n=128, stages=2, takes_turns=True)
+TRIOS = HopperConfig(groups=3, block_n=64, stages=4, takes_turns=True)
+SLIM_TRIOS = HopperConfig(groups=3, block_n=128, stages=2)  # for heads of one part
 
 
-def hopper_config(items: int, length: int, heads: int, processors: int) -> HopperConfig:
-    """The configuration that has the shortest queue of groups on a multiprocessor."""
+def trios_of(dim: int) -> tuple[HopperConfig, float]:
+    """Three groups for heads of ``dim``, and how much faster a multiprocessor works with them than with two."""
+    return (SLIM_TRIOS, 1.12) if dim == FIRST else (TRIOS, 1.06)
+
+
+def hopper_config(items: int, length: int, heads: int, dim: int, processors: int) -> HopperConfig:
+    """The configuration that is done first with the longest queue of groups on a multiprocessor."""
 
     def queue(groups: int) -> int:
         return groups * triton.cdiv(items * heads * triton.cdiv(length, groups * ROWS), processors)
 
-    return TRIOS if queue(3) <= queue(2) * TRIO_GAIN else PAIRS
+    trios, gain = trios_of(dim)
+    return trios if queue(3) <= queue(2) * gain else PAIRS
 
 
 def is_served(arch: int, *tensors: torch.Tensor) -> bool:
