@@ -15,6 +15,7 @@ from kestrel_kernels_cuda.attention_hopper import (
     hopper_config,
     hopper_launch,
     is_served,
+    trios_of,
 )
 
 META = torch.device("meta")
