@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from stopwatch import microseconds, need_gpu
 
-from kestrel_kernels_cuda import attention_hopper, attention_vision
+from kestrel_kernels_cuda import attention_vision
 from kestrel_kernels_cuda.attention_configs import arch_of
 from kestrel_kernels_cuda.attention_hopper import HopperConfig, hopper_launch
 from kestrel_kernels_cuda.launch import Launch
@@ -84,10 +84,8 @@ def main() -> None:
     parser.add_argument(
         "--turns", type=int, choices=(0, 1), help="ways of the Gluon kernel: with turns or without"
     )
-    parser.add_argument("--next", action="store_true")
     wanted = parser.parse_args()
     need_gpu()
-    attention_hopper.NEXT = wanted.next
     if wanted.turns is not None:
         TILES[:] = [tile for tile in TILES if tile[3] == wanted.turns]
     torch.backends.cuda.matmul.allow_tf32 = False

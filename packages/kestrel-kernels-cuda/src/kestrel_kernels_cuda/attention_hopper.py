@@ -20,7 +20,6 @@ from kestrel_kernels_cuda.launch import Launch
 
 __all__ = ["MEASURED", "PAIRS", "HopperConfig", "hopper_config", "hopper_launch", "is_served", "trios_of"]
 
-NEXT = False
 VERSION = "3.6."  # of Triton, whose Gluon the kernel was written and measured with
 IS_KNOWN = triton.__version__.startswith(VERSION)
 ROWS, FIRST, WIDEST = 64, 64, 96
@@ -77,10 +76,7 @@ def hopper_launch(
     q_NSHD: torch.Tensor, k_NSHD: torch.Tensor, v_NSHD: torch.Tensor, scale: float, config: HopperConfig
 ) -> tuple[torch.Tensor, Launch]:
     """Outputs [N, S, H, D], and what computes them."""
-    if NEXT:
-        from kestrel_kernels_cuda.attention_hopper_next import hopper_kernel
-    else:
-        from kestrel_kernels_cuda.attention_hopper_kernel import hopper_kernel
+    from kestrel_kernels_cuda.attention_hopper_kernel import hopper_kernel
 
     items, length, heads, dim = q_NSHD.shape
     second = 0 if dim == FIRST else 16 if dim <= FIRST + 16 else 32
