@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import torch
 
 from kestrel.ops.cross_attention import CROSS_ATTENTION, cross_attention, write_cross
@@ -30,3 +32,24 @@ def test_writing_an_entry_leaves_the_others_alone():
     mine[view.entries_B] = True
     assert torch.equal(view.k_LEKSD[0].nan_to_num(), before[0].nan_to_num())
     assert torch.equal(view.k_LEKSD[1, ~mine].nan_to_num(), before[1, ~mine].nan_to_num())
+
+
+def test_items_of_one_length_are_written_together_each_to_its_entry(monkeypatch):
+    case = next(case for case in CROSS_ATTENTION.cases() if case.name == "decode")
+    _, view, layer, _ = case.make(1, CPU, torch.float32).args
+    lengths, entries = [2, 2, 3, 2], [3, 1, 4, 2]
+    view = replace(view, k_LEKSD=torch.zeros(2, 5, 4, 12, 16), v_LEKSD=torch.zeros(2, 5, 4, 12, 16),
+                   entries_B=torch.tensor(entries))  # fmt: skip
+    k, v = torch.randn(2, sum(lengths), 4, 16).unbind(0)
+    launches = []
+    copy = torch.Tensor.index_copy_
+    monkeypatch.setattr(torch.Tensor, "index_copy_", lambda *a: launches.append(1) or copy(*a))
+    write_cross(k, v, lengths, view, layer)
+    assert len(launches) == 2 * 3
+    at = 0
+    for entry, length in zip(entries, lengths, strict=True):
+        for pool, rows in ((view.k_LEKSD, k), (view.v_LEKSD, v)):
+            assert torch.equal(pool[layer, entry, :, :length], rows[at : at + length].transpose(0, 1))
+            assert not pool[layer, entry, :, length:].any()
+        at += length
+    assert not view.k_LEKSD[1 - layer].any()

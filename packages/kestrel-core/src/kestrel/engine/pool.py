@@ -17,7 +17,7 @@ __all__ = ["CpuPool", "on_thread"]
 
 R = TypeVar("R")
 
-WORKERS = 8
+WORKERS = 4  # four are faster than a GPU; more would only keep the interpreter from the thread that launches
 
 
 @dataclass(frozen=True, slots=True, order=True)

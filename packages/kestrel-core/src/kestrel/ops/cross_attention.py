@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
 
 import torch
 import torch.nn.functional as F
@@ -93,11 +94,18 @@ def _padded(q_THD: torch.Tensor, view: CrossView, layer: int, scale: float) -> t
 def write_cross(
     k_NKD: torch.Tensor, v_NKD: torch.Tensor, lengths: Sequence[int], view: CrossView, layer: int
 ) -> None:
-    """Write projected encoder rows to the entries of ``view``: the next ``lengths[b]`` rows go to ``entries_B[b]``."""
-    for pool_LEKSD, new_NKD in ((view.k_LEKSD, k_NKD), (view.v_LEKSD, v_NKD)):
-        for b, rows in enumerate(new_NKD.split_with_sizes(list(lengths))):
-            block = rows.transpose(0, 1).unsqueeze(0).to(pool_LEKSD.dtype)
-            pool_LEKSD[layer, :, :, : rows.shape[0]].index_copy_(0, view.entries_B[b : b + 1], block)
+    """Write projected encoder rows to the entries of ``view``: the next ``lengths[b]`` rows go to ``entries_B[b]``.
+
+    Items of one length that follow one another are written together: launches are what this costs.
+    """
+    item, start = 0, 0
+    for length, equal in groupby(lengths):
+        count = len(list(equal))
+        entries_B, end = view.entries_B[item : item + count], start + count * length
+        for pool_LEKSD, new_NKD in ((view.k_LEKSD, k_NKD), (view.v_LEKSD, v_NKD)):
+            block_BKSD = new_NKD[start:end].view(count, length, *new_NKD.shape[1:]).transpose(1, 2)
+            pool_LEKSD[layer, :, :, :length].index_copy_(0, entries_B, block_BKSD.to(pool_LEKSD.dtype))
+        item, start = item + count, end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
