@@ -103,6 +103,8 @@ def decoding(threads: int, processes: int) -> Iterator[list[int]]:
     load_decoders()
     with ThreadPoolExecutor(max(1, threads)) as pool:
         jobs = [pool.submit(work, number) for number in range(threads)]
+        while not all(counts) and not any(job.done() for job in jobs):  # processes are being started
+            time.sleep(0.01)
         try:
             yield counts
         finally:
