@@ -268,7 +268,7 @@ def test_vision_attention_reads_keys_through_descriptors(place: torch.device, di
 def test_splits_depend_on_the_bucket_and_never_exceed_what_is_launched() -> None:
     limits = Limits(max_rows=1, max_tokens=1, max_query_len=1, max_context_len=1100)
     tiles = decode_config(90, 256, 4, 2, limits, 4, 132)
-    assert split_of(limits, 1, 4, 1100, tiles, 132).splits == 18  # a block per 64 keys
+    assert split_of(limits, 1, 4, 1100, tiles, 132).splits == 18  # of at least 64 keys
     assert split_of(limits, 64, 4, 1100, tiles, 132).splits == 1  # a block a processor without splitting
     assert split_of(limits, 64, 4, 100_000, tiles, 132).splits == 16  # idle blocks are bounded
     always = replace(limits, is_deterministic=True)
@@ -302,8 +302,8 @@ def test_warm_up_names_each_kernel_once(mode: str) -> None:
     )  # fmt: skip
     with as_if(Device(90)):
         jobs = list(attention_paged.IMPLS["paged_attention"].warm(query, (16, 64, 4096)))
-    # decode with few rows or many: split, whole. prefill: two tiles, with and without ranges
-    assert len(jobs) == 4
+    # decode with few rows, some or many: split, whole, and split. prefill: two tiles, with and without ranges
+    assert len(jobs) == (5 if mode == "decode" else 4)
 
 
 @pytest.fixture

@@ -77,15 +77,12 @@ _DECODE: dict[str, dict[int, tuple[int, int, int]]] = {  # padded head dim to bl
     "small": {64: (64, 4, 2), 128: (32, 4, 3), 256: (32, 4, 2), 512: (16, 4, 2)},
 }
 
-_BRIEF_DECODE = {
-    64: (128, 8, 1),
-    128: (64, 8, 1),
-    256: (64, 8, 1),
-    512: (16, 8, 1),
-}  # few rows: a tile or two each
+_FEW_DECODE: dict[int, tuple[tuple[int, tuple[int, int, int]], ...]] = {  # from so many blocks of a row on
+    64: ((4, (128, 4, 1)),), 128: ((4, (64, 8, 1)),), 256: ((16, (128, 8, 1)), (4, (64, 8, 3))),
+    512: ((4, (16, 8, 1)),),
+}  # fmt: skip
 _SHORT_DECODE = {64: (64, 4, 1)}  # many rows of short contexts: several blocks on a multiprocessor
 SHORTEST = 512  # keys of the longest row up to which these are used
-BRIEF = 4  # blocks of a row, and more, are brief
 
 _PREFILL: dict[str, dict[int, tuple[int, int, int, int]]] = {  # to block_m, block_n, warps, stages
     "sm_90": {64: (128, 64, 8, 3), 128: (128, 64, 8, 3), 256: (128, 32, 8, 3), 512: (64, 16, 8, 2)},
@@ -103,7 +100,7 @@ _EIGHT_PREFILL = {
 _WIDE_PREFILL = {64: (32, 32, 8, 1), 128: (32, 32, 8, 1), 256: (16, 32, 8, 1), 512: (16, 16, 8, 1)}  # float32
 
 _SHORT_PREFILL = {64: (16, 128, 4, 2), 128: (16, 64, 4, 2), 256: (16, 32, 4, 3), 512: (16, 32, 8, 2)}
-DESCRIBED = 256  # numbers of a row that a descriptor's tile may have
+DESCRIBED = 128  # the widest heads whose keys are read through descriptors: at 256, pages are faster
 
 SHORT = 16  # queries of the longest sequence up to which the heads of a group share a tile
 
@@ -138,10 +135,12 @@ def decode_config(
     bucket = _bucket(dim)
     tile = _DECODE[family_of(arch)][bucket]
     if not limits.is_deterministic:
-        if BLOCKS_PER_PROCESSOR[bucket] * processors >= BRIEF * groups:
-            tile = _BRIEF_DECODE[bucket]
-        elif limits.max_context_len <= SHORTEST:
+        if limits.max_context_len <= SHORTEST:
             tile = _SHORT_DECODE.get(bucket, tile)
+        blocks = BLOCKS_PER_PROCESSOR[bucket] * processors // max(1, groups)
+        most = 1 if family_of(arch) == "small" else 3  # stages that there is memory for
+        tiers = [few for least, few in _FEW_DECODE[bucket] if blocks >= least and few[2] <= most]
+        tile = tiers[0] if tiers else tile
     block_n, warps, stages = tile
     if itemsize == 4:
         block_n, warps, stages = max(16, block_n // 2), max(4, min(8, warps)), min(stages, 2)

@@ -41,7 +41,7 @@ from kestrel_kernels_cuda.rotation import partner, rotated
 
 __all__ = ["Fresh", "decode_launches", "split_kernel"]
 
-JOINED = 4096  # numbers that four warps join at a time
+JOINED = 8192  # numbers that four warps join at a time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +134,6 @@ def split_kernel(
     Writes outputs when it is the row's only block, else sums, maxima and totals; with ``arrivals`` (zeros [B, K], left
     as zeros) the last block of a row joins them.
     """
-    start_next(PDL)
     if is_early == 0:
         wait_for_previous(PDL)
     split, kv_head, row = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
@@ -155,6 +154,9 @@ def split_kernel(
         if is_early:
             held = start + at_n < tl.minimum(end, length - NEW)
             prefetch_keys(k, v, pages_of(start + at_n, held, table, stride_page, D, PAGE), held, D, D_P)
+    start_next(
+        PDL
+    )  # not before: the next kernel asks for weights at once, and these keys would come behind them
     wait_for_previous(PDL)
     dim = tl.arange(0, D_P)[None, :]
     member = tl.arange(0, GROUP_P)

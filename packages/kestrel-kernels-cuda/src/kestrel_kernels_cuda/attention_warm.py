@@ -15,7 +15,8 @@ __all__ = ["DECODES", "META", "any_limits", "cases_of"]
 META = torch.device("meta")
 
 DECODES = (
-    (1, 64, 64, 4096), (1, 1, 1, 4096), (512, 1, 2, 4096), (512, 1, 1, 4096), (512, 1, 1, 128)
+    *((rows, 64, 64, 4096) for rows in (1, 2, 4, 8)),
+    (1, 1, 1, 4096), (512, 1, 2, 4096), (512, 1, 1, 4096), (512, 1, 1, 128),
 )  # fmt: skip
 """Rows, wanted blocks of a row, splits and longest context of decode launches: few rows whose blocks are joined, or
 that have one; many rows, of which long ones may have several, or none; many short ones."""
