@@ -13,9 +13,8 @@ from kestrel.ops.linear import ROW_BUCKETS, linear
 from kestrel.ops.norm_linear import norm_linear
 from kestrel.spi import No, OpQuery, Yes
 from kestrel_kernels_cuda.linear import IMPLS, supports_norm
-from kestrel_kernels_cuda.linear_ahead import ahead_launch
 from kestrel_kernels_cuda.linear_blas import product
-from kestrel_kernels_cuda.linear_config import Config, Product, _table, choose, default, is_gated
+from kestrel_kernels_cuda.linear_config import Config, Product, _table, choose, default
 from kestrel_kernels_cuda.linear_launch import Norm, Operands, arch_of, launch
 from kestrel_kernels_cuda.linear_scratch import counters
 
@@ -29,19 +28,6 @@ CONFIGS = {
     "split": replace(GEMM, split=3),
     "tiles by the tensor memory unit": replace(GEMM, tma=True, split=2, bn=32, swap=True),
     "split unevenly": replace(GEMM, split=2, swap=True, bk=64),
-}
-BAND = Config(kernel="band", bm=16, bn=16, rest=8, bk=32, stages=2)
-BANDS = {
-    "whole bands": replace(BAND, bn=32, rest=0),
-    "bands of two widths": BAND,
-    "more rows in a tile than there are": replace(BAND, bm=64),
-    "one band": replace(BAND, bn=64, rest=16),
-    "inputs that end within a tile": replace(BAND, bk=64),
-}
-SPLIT_BANDS = {
-    "inputs shared by two": replace(BAND, split=2),
-    "inputs shared unevenly by three": replace(BAND, split=3, bm=32, rest=0, bk=64),
-    "more shares than steps": replace(BAND, split=6, bk=64),
 }
 K, N = 224, 44
 
@@ -86,83 +72,6 @@ def test_every_configuration_computes_the_product(
     again, repeated = launch(config, operands, overlaps=False)
     again.run()
     assert torch.equal(out, repeated)
-
-
-@pytest.mark.parametrize("config", [*BANDS.values(), *SPLIT_BANDS.values()], ids=[*BANDS, *SPLIT_BANDS])
-@pytest.mark.parametrize("epilogue", [None, "gelu", "silu_mul", "gelu_tanh_mul", "residual", "accumulate"])
-@pytest.mark.parametrize("rows", [2, 13, 16])
-def test_every_band_computes_the_product(
-    place: torch.device, config: Config, epilogue: str | None, rows: int
-) -> None:
-    if config.split > 1 and is_gated(epilogue):
-        pytest.skip("the inputs of a gated product are not split")
-    operands = _operands(place, rows, epilogue, None)
-    want = _reference(replace(operands, epilogue="residual" if epilogue == "accumulate" else epilogue))
-    kept = None if operands.residual is None else operands.residual.clone()
-    started, out = launch(config, operands, overlaps=False)
-    started.run()
-    tolerance = 1e-4 if place.type == "cpu" else 5e-2
-    torch.testing.assert_close(out, want, rtol=tolerance, atol=tolerance)
-    first = out.clone()
-    if kept is not None and operands.residual is not None:
-        operands.residual.copy_(kept)
-    started, out = launch(config, operands, overlaps=False)
-    started.run()
-    assert torch.equal(out, first)
-    assert config.split == 1 or not started.args[9].any(), "counters are back at zero"
-
-
-@pytest.mark.parametrize("config", BANDS.values(), ids=BANDS)
-@pytest.mark.parametrize("epilogue", [None, "silu_mul", "residual"])
-@pytest.mark.parametrize("kind", ["rms", "rms_plus_one"])
-def test_bands_take_the_norm_before_them(
-    place: torch.device, config: Config, epilogue: str | None, kind: str
-) -> None:
-    operands = _operands(place, 11, epilogue, kind)
-    started, out = launch(config, operands, overlaps=False)
-    started.run()
-    tolerance = 1e-4 if place.type == "cpu" else 8e-2
-    torch.testing.assert_close(out, _reference(operands), rtol=tolerance, atol=tolerance)
-
-
-@pytest.mark.parametrize("kind", ["rms", "rms_plus_one", "layer"])
-@pytest.mark.parametrize("rows", [2, 150])
-def test_a_norm_that_asks_for_a_weight_is_a_norm(place: torch.device, kind: str, rows: int) -> None:
-    o = _operands(place, rows, None, kind)
-    assert o.norm is not None
-    started, normed = ahead_launch(o.x, o.weight, o.norm, 64, 1, overlaps=False)
-    started.run()
-    identity = torch.eye(K, device=place, dtype=o.x.dtype)
-    want = _reference(replace(o, weight=identity, bias=None))
-    tolerance = 1e-4 if place.type == "cpu" else 5e-2
-    torch.testing.assert_close(normed, want, rtol=tolerance, atol=tolerance)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("rows", [5, 64])
-def test_products_whose_weight_is_asked_for_ahead_are_the_same(place: torch.device, rows: int) -> None:
-    weight = torch.randn(18432, 2560, device=place, dtype=torch.bfloat16) / 50
-    x, gain = (torch.randn(size, device=place, dtype=torch.bfloat16) for size in ((rows, 2560), (2560,)))
-    norm = {"kind": "rms_plus_one", "gain": gain, "eps": 1e-6}
-    got = IMPLS["norm_linear"].fn(x, weight, None, "silu_mul", **norm)
-    torch.testing.assert_close(
-        got, norm_linear(x, weight, None, "silu_mul", **norm), rtol=5e-2, atol=5e-2 * float(got.abs().max())
-    )
-    for pieces in (1, 4):
-        ahead_launch(x, weight, None, 512, pieces, overlaps=arch_of(place) >= 90)[0].run()
-    torch.cuda.synchronize()
-
-
-@pytest.mark.parametrize("n", [4302, 4303])
-def test_odd_vocabularies_of_bands_are_written_in_aligned_rows(place: torch.device, n: int) -> None:
-    o = _operands(place, 3, None, None)
-    o = replace(o, weight=o.weight.repeat(100, 1)[:n], bias=None)
-    started, out = launch(replace(BAND, bn=128, rest=64, bk=64), o, overlaps=False)
-    started.run()
-    assert out.shape == (3, n)
-    assert out.stride(0) % 16 == 0
-    tolerance = 1e-4 if place.type == "cpu" else 5e-2
-    torch.testing.assert_close(out, linear(o.x, o.weight), rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("name", [name for name, config in CONFIGS.items() if config.kernel == "gemv"])
@@ -299,42 +208,6 @@ def test_overlapping_kernels_give_what_separate_ones_give(place: torch.device, r
             started.run()
             last = Operands(x=h, weight=down, bias=None, residual=x, epilogue="residual", norm=None)
             started, x = launch(default(Product.of(2048, 8192, rows, "residual")), last, overlaps=overlaps)
-            started.run()
-        return x
-
-    want = chain(overlaps=False)
-    assert torch.equal(chain(overlaps=True), want)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        got = chain(overlaps=True)
-    for _ in range(20):
-        graph.replay()
-        assert torch.equal(got, want)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("late", [False, True])
-@pytest.mark.parametrize("rows", [5, 16, 64])
-def test_overlapping_bands_give_what_separate_ones_give(place: torch.device, rows: int, late: bool) -> None:
-    """As above, with products that read ahead, take the norm before them and share their inputs."""
-    if arch_of(place) < 90:
-        pytest.skip("kernels overlap on sm_90 and newer")
-    gate_up, down = (
-        torch.randn(size, device=place, dtype=torch.bfloat16) / 64 for size in ((4608, 1024), (1024, 2304))
-    )
-    start = torch.randn(rows, 1024, device=place, dtype=torch.bfloat16)
-    norm = Norm(kind="rms", gain=torch.ones_like(start[0]), shift=None, eps=1e-6)
-    wide = replace(BAND, bm=64, bk=64, stages=4, ahead=8, late=late)
-    first, second = replace(wide, bn=16, rest=8), replace(wide, bn=32, rest=8, split=4)
-
-    def chain(overlaps: bool) -> torch.Tensor:
-        x = start
-        for _ in range(24):
-            mid = Operands(x=x, weight=gate_up, bias=None, residual=None, epilogue="silu_mul", norm=norm)
-            started, h = launch(first, mid, overlaps=overlaps)
-            started.run()
-            last = Operands(x=h, weight=down, bias=None, residual=x, epilogue="residual", norm=None)
-            started, x = launch(second, last, overlaps=overlaps)
             started.run()
         return x
 

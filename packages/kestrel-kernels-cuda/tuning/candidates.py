@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from kestrel_kernels_cuda.linear_config import Config, Product, choose, is_gated
+from kestrel_kernels_cuda.linear_config import Config, is_gated
 
-__all__ = ["PROCESSORS", "SHAPES", "Shape", "candidates", "variants"]
+__all__ = ["SHAPES", "Shape", "candidates"]
 
 PROCESSORS = 132
-SHARED = 232_448 - 4096  # bytes of a block's tiles
-WIDEST = 288  # outputs of a band, both halves
-ARCH = 90
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +50,11 @@ SHAPES = (
 
 
 def candidates(shape: Shape, rows: int) -> list[Config]:
-    """What may be the fastest for ``rows`` rows, torch aside: what is chosen now, and bands or, for one row, gemvs."""
+    """What may be the fastest for ``rows`` rows, torch aside."""
     if rows == 1:
         return list(gemvs(shape))
-    now = choose(Product.of(shape.n, shape.k, rows, shape.epilogue), ARCH)
-    kept = [] if now.kernel in ("blas", "band") else [now]
-    heights = (16, 64) if rows <= 16 else (64,)
-    return kept + [config for bm in heights for config in bands(shape, bm)]
+    heights = {8: (16,), 16: (16,), 32: (32,), 64: (64,), 128: (64, 128), 256: (128, 256)}[rows]
+    return [config for bm in heights for config in gemms(shape, bm)]
 
 
 def gemvs(shape: Shape) -> Iterator[Config]:
@@ -75,61 +70,37 @@ def gemvs(shape: Shape) -> Iterator[Config]:
                 yield Config(kernel="gemv", bn=bn, bk=bk, warps=warps)
 
 
-def bands(shape: Shape, bm: int) -> Iterator[Config]:
-    """Bands that divide the weight evenly among programs, one or two to a processor."""
-    halves = 2 if is_gated(shape.epilogue) else 1
-    for programs in (1, 2):
-        for width, split in _even(shape, bm, programs, (WIDEST if bm >= 64 else 160) // halves // programs)[
-            : 3 - programs
-        ]:
-            bn = 1 << (width.bit_length() - 1)
-            for bk, room in ((64, 1), (128, 1), (64, 2), (128, 2)):
-                stage = (bm + halves * width) * bk * 2
-                stages = min(10, SHARED // max(room, programs) // stage)
-                if stages >= 3 and shape.k % bk == 0 and room >= programs:
-                    yield Config(
-                        kernel="band", bm=bm, bn=bn, rest=width - bn, bk=bk, stages=stages, split=split,
-                        ahead=512 // bk, late=True,
-                    )  # fmt: skip
+TILES = {
+    # bm: (bn, bk, stages, warps, swap, tma); a gated product has two tiles of the weight, so half of bn
+    16: ((64, 128, 6, 4, 1, 0), (64, 128, 5, 4, 1, 1), (64, 128, 9, 4, 1, 1), (64, 256, 4, 4, 1, 1),
+         (128, 128, 5, 4, 1, 1), (16, 256, 4, 4, 0, 0), (32, 256, 4, 4, 0, 0), (32, 256, 5, 4, 0, 1),
+         (32, 256, 8, 4, 0, 1), (16, 512, 4, 4, 0, 1)),
+    32: ((64, 128, 5, 4, 1, 1), (64, 128, 8, 4, 1, 1), (128, 64, 9, 4, 1, 1), (128, 128, 5, 4, 1, 1)),
+    64: ((128, 64, 4, 4, 1, 1), (128, 64, 8, 4, 1, 1), (128, 128, 4, 8, 1, 1), (64, 128, 3, 4, 1, 1),
+         (64, 128, 6, 4, 1, 1), (128, 64, 8, 8, 1, 1), (64, 128, 6, 4, 0, 1), (256, 64, 5, 8, 1, 1)),
+    128: ((128, 64, 6, 8, 1, 1), (128, 64, 6, 8, 0, 1), (256, 64, 4, 8, 1, 1)),
+    256: ((128, 64, 4, 8, 1, 1), (64, 64, 5, 8, 1, 1)),
+}  # fmt: skip
 
 
-def _even(shape: Shape, bm: int, programs: int, widest: int) -> list[tuple[int, int]]:
-    """Widths and numbers of shares, those that leave the fewest programs idle first. The wide matrix instructions
-    take no tile of 8 outputs."""
-    odd = bm < 64 or is_gated(shape.epilogue)
-    widths = [w for w in _WIDTHS if odd or w % 16 == 0]
-    found: dict[tuple[int, int], float] = {}
-    for split in range(1, 2 if is_gated(shape.epilogue) else 9):
-        if split > 1 and shape.k // split < 384:
+def gemms(shape: Shape, bm: int) -> Iterator[Config]:
+    """Configurations of tiles ``bm`` rows high, split so that the processors have one or two each."""
+    for bn, bk, stages, warps, swap, tma in TILES[bm]:
+        bn = max(16, bn // 2) if is_gated(shape.epilogue) and bn > 32 else bn
+        if shape.k % bk or (swap and bn < 64 and not is_gated(shape.epilogue)):
             continue
-        for rounds in range(1, 25 if split == 1 else 2):
-            slots = programs * PROCESSORS * rounds
-            need = -(-shape.outputs // (slots // split))
-            width = next((w for w in widths if w >= need), widest + 1)
-            if width <= widest:
-                idle = 1 - shape.outputs * split / (width * slots)
-                reads = 2.5 / width  # x is read once more by each band
-                found.setdefault((width, split), idle + 0.012 * split + reads)
-    return sorted(found, key=lambda key: found[key])
-
-
-_WIDTHS = sorted(
-    {1 << a for a in range(4, 9)} | {(1 << a) + (1 << b) for a in range(4, 9) for b in range(3, a)}
-)
-
-
-def variants(shape: Shape, best: list[Config]) -> list[Config]:
-    """The fastest bands with other ways of overlapping, and with the norm before them."""
-    found: list[Config] = []
-    for config in best:
-        if config.kernel != "band":
-            continue
-        steps = 1024 // config.bk
-        tried = [replace(config, ahead=0), replace(config, late=False), replace(config, ahead=steps)]
-        tried += [replace(config, ahead=0, late=False), replace(config, warps=8)]
-        found += [c for c in tried if c not in found]
-        if shape.norm in ("rms", "rms_plus_one") and config.split == 1:
-            found += [
-                replace(config, norm=True, stages=max(3, s)) for s in (config.stages - 1, config.stages - 2)
-            ]
-    return found
+        tiles, steps = -(-shape.outputs // bn), shape.k // bk
+        splits = [s for s in range(1, 13) if steps % s == 0 and (s == 1 or tiles * s <= 2.2 * PROCESSORS)]
+        enough = [s for s in splits if tiles * s >= 0.7 * PROCESSORS] or splits[-1:]
+        for split in enough[:2]:
+            yield Config(
+                kernel="gemm",
+                bm=bm,
+                bn=bn,
+                bk=bk,
+                stages=stages,
+                warps=warps,
+                split=split,
+                swap=bool(swap),
+                tma=bool(tma),
+            )

@@ -3,7 +3,7 @@
 ``python tuning/linear.py --out DIRECTORY [--seconds 115] [--only qwen] [--rows 16,64]``. What is measured replaces the
 entries of the committed table; the rest of it stays. Kernels are compiled by a pool of processes first. Weights take
 turns among copies that together exceed the second-level cache; launches are timed inside a CUDA graph, as they run in
-service. Each configuration's result is checked against torch before it is timed. ``linear_cases.py`` says what is
+service. Each configuration's result is checked against torch before it is timed. ``candidates.py`` says what is
 tried, ``linear_chain.py`` measures products one after another as in a model.
 """
 
@@ -21,7 +21,7 @@ from importlib.resources import files
 from pathlib import Path
 
 import torch
-from candidates import SHAPES, Shape, candidates, variants
+from candidates import SHAPES, Shape, candidates
 from stopwatch import need_gpu
 
 from kestrel.ops.linear import linear as reference
@@ -29,9 +29,8 @@ from kestrel.ops.norm_linear import norm_linear as norm_reference
 from kestrel_kernels_cuda.linear_blas import product
 from kestrel_kernels_cuda.linear_config import BLAS, Config, Product
 from kestrel_kernels_cuda.linear_launch import Norm, Operands, launch
-from kestrel_kernels_cuda.norms import IMPLS as NORMS
 
-ROWS = (8, 16, 32, 64)
+ROWS = (1, 8, 16, 32, 64, 128, 256)
 CACHE = 200e6  # bytes of weights to go through before one comes again
 
 Found = list[tuple[float, Config]]
@@ -63,8 +62,7 @@ def operands(
 
 def compile_one(shape: Shape, rows: int, config: Config, overlaps: bool) -> None:
     """In a worker: leaves the kernel in Triton's cache."""
-    fused = rows == 1 or config.norm
-    launch(config, operands(shape, rows, "meta", fused=fused), overlaps=overlaps)[0].compile()
+    launch(config, operands(shape, rows, "meta", fused=rows == 1), overlaps=overlaps)[0].compile()
 
 
 class Compilers:
@@ -72,12 +70,12 @@ class Compilers:
 
     def __init__(self, pool: ProcessPoolExecutor, overlaps: bool) -> None:
         self._pool, self._overlaps = pool, overlaps
-        self._jobs: dict[tuple[str, int, Config], Future[None]] = {}
+        self._jobs: dict[tuple[str, Config], Future[None]] = {}
 
     def submit(self, shape: Shape, rows: int, configs: Iterable[Config]) -> None:
         """Start compiling what is not being compiled yet."""
         for config in configs:
-            key = shape.name, rows if config.split > 1 else config.bm, config
+            key = shape.name, config
             if key not in self._jobs:
                 self._jobs[key] = self._pool.submit(compile_one, shape, rows, config, self._overlaps)
 
@@ -90,9 +88,9 @@ class Compilers:
             job.cancel()
         return f"{done} of {len(self._jobs)} compiled in {time.monotonic() - began:.0f} s"
 
-    def ready(self, shape: Shape, rows: int, config: Config) -> bool:
+    def ready(self, shape: Shape, config: Config) -> bool:
         """Whether ``config`` was compiled."""
-        job = self._jobs.get((shape.name, rows if config.split > 1 else config.bm, config))
+        job = self._jobs.get((shape.name, config))
         return job is not None and job.done() and not job.cancelled()
 
 
@@ -113,18 +111,14 @@ class Bench:
             for _ in range(copies)
         ]
 
-    def blas(self, rows: int, *, norm: bool = False) -> float:
-        """µs by torch, with a norm before it or without."""
+    def blas(self, rows: int) -> float:
+        """µs by torch."""
         o = operands(self.shape, rows, "cuda", fused=False, weight=self.weights[0])
-        first = self._norm(o.x) if norm else None
-        return timed(
-            [_then(first, lambda w=w: product(o.x, w, o.bias, o.epilogue, o.residual)) for w in self.weights]
-        )
+        return timed([lambda w=w: product(o.x, w, o.bias, o.epilogue, o.residual) for w in self.weights])
 
-    def kernel(self, rows: int, config: Config, *, norm: bool = False) -> float | str:
-        """µs, or why it cannot be used. ``norm``: with a norm before it, fused or not as the configuration says."""
-        fused = rows == 1 or config.norm
-        o = operands(self.shape, rows, "cuda", fused=fused, weight=self.weights[0])
+    def kernel(self, rows: int, config: Config) -> float | str:
+        """µs, or why it cannot be used."""
+        o = operands(self.shape, rows, "cuda", fused=rows == 1, weight=self.weights[0])
         launches = [launch(config, replace(o, weight=w), overlaps=self.overlaps) for w in self.weights]
         want = expected(o)
         try:
@@ -134,37 +128,18 @@ class Bench:
             return f"{type(error).__name__}: {error}"[:200]
         if wrong := disagreement(launches[0][1], want):
             return wrong
-        first = self._norm(o.x) if norm and not fused else None
-        return timed([_then(first, started.run) for started, _ in launches])
+        return timed([started.run for started, _ in launches])
 
-    def measure(self, rows: int, configs: Iterable[Config], *, norm: bool = False) -> Found:
-        """Configurations by time."""
-        found: Found = []
+    def measure(self, rows: int, configs: Iterable[Config]) -> Found:
+        """torch and the configurations by time."""
+        found: Found = [(self.blas(rows), BLAS)]
         for config in configs:
-            took = self.kernel(rows, config, norm=norm)
-            line = {
-                "shape": self.shape.name,
-                "rows": rows,
-                "with_norm": norm,
-                "config": fields(config),
-                "us": took,
-            }
+            took = self.kernel(rows, config)
+            line = {"shape": self.shape.name, "rows": rows, "config": fields(config), "us": took}
             self.lines.append(json.dumps(line))
             if isinstance(took, float):
                 found.append((took, config))
         return sorted(found, key=lambda pair: pair[0])
-
-    def _norm(self, x: torch.Tensor) -> Callable[[], object]:
-        gain, fn = torch.ones_like(x[0]), NORMS["rms_norm"].fn
-        if self.shape.norm == "layer":
-            return lambda: NORMS["layer_norm"].fn(x, gain, gain, 1e-6)
-        return lambda: fn(x, gain, 1e-6, add_one=True)
-
-
-def _then(first: Callable[[], object] | None, second: Callable[[], object]) -> Callable[[], object]:
-    if first is None:
-        return second
-    return lambda: (first(), second())
 
 
 def expected(o: Operands) -> torch.Tensor:
@@ -206,10 +181,9 @@ def timed(calls: list[Callable[[], object]], rounds: int = 3) -> float:
 
 
 def main() -> None:
-    """Compile, measure, compile variants of the best, measure those, write the table."""
+    """Compile for about half of the time, measure what is ready for the rest, write the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--prefix", default="", help="of the names of the files written")
     parser.add_argument("--seconds", type=float, default=115)
     parser.add_argument("--only", default="", help="shapes whose name contains one of these: qwen,head")
     parser.add_argument("--rows", default=",".join(map(str, ROWS)))
@@ -227,85 +201,49 @@ def main() -> None:
         for shape in shapes:
             for rows in rows_of:
                 compilers.submit(shape, rows, candidates(shape, rows))
-        benches = [Bench(shape, overlaps) for shape in shapes]
-        print(compilers.wait(0.45 * wanted.seconds), flush=True)
-        ranked = first_round(benches, rows_of, compilers, deadline - 0.25 * wanted.seconds)
-        finals = Compilers(pool, overlaps)
-        for (bench, rows), found in ranked.items():
-            finals.submit(
-                benches[bench].shape, rows, variants(benches[bench].shape, [c for _, c in found[:2]])
-            )
-        print(finals.wait(0.12 * wanted.seconds), flush=True)
-        chosen = second_round(benches, ranked, finals, deadline)
+        print(compilers.wait(0.55 * wanted.seconds), flush=True)
+        chosen, lines = run(shapes, rows_of, compilers, overlaps, deadline)
     wanted.out.mkdir(parents=True, exist_ok=True)
-    lines = [line for bench in benches for line in bench.lines]
-    (wanted.out / f"{wanted.prefix}linear_measured.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    (wanted.out / "linear_measured.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
     text = as_text(merged(f"{major}{minor}", chosen))
-    (wanted.out / f"{wanted.prefix}linear_table.txt").write_text(text, encoding="utf-8")
+    (wanted.out / "linear_table.json").write_text(text, encoding="utf-8")
 
 
-def first_round(
-    benches: list[Bench], rows_of: list[int], compilers: Compilers, deadline: float
-) -> dict[tuple[int, int], Found]:
-    """Candidates by time, for each bench (by number) and number of rows."""
-    ranked: dict[tuple[int, int], Found] = {}
-    for number, bench in enumerate(benches):
-        for rows in rows_of:
-            if time.monotonic() > deadline:
-                print(f"no time for {bench.shape.name} of {rows} rows")
-                continue
-            ready = [c for c in candidates(bench.shape, rows) if compilers.ready(bench.shape, rows, c)]
-            ranked[number, rows] = bench.measure(rows, ready)
-    return ranked
-
-
-def second_round(
-    benches: list[Bench], ranked: dict[tuple[int, int], Found], finals: Compilers, deadline: float
-) -> dict[tuple[Product, int], Config]:
-    """The choice for each weight and number of rows: torch, or the fastest variant of ours."""
+def run(
+    shapes: list[Shape], rows_of: list[int], compilers: Compilers, overlaps: bool, deadline: float
+) -> tuple[dict[tuple[Product, int], Config], list[str]]:
+    """The choice for each weight and number of rows, and a line for each measurement."""
     chosen: dict[tuple[Product, int], Config] = {}
-    for (number, rows), found in ranked.items():
-        bench = benches[number]
-        shape = bench.shape
-        blas = bench.blas(rows)
-        if time.monotonic() < deadline:
-            more = variants(shape, [c for _, c in found[:2]])
-            plain = [c for c in more if not c.norm and finals.ready(shape, rows, c)]
-            found = sorted([*found, *bench.measure(rows, plain)], key=lambda pair: pair[0])
-            if shape.norm in ("rms", "rms_plus_one") and found:
-                fused = [c for c in more if c.norm and finals.ready(shape, rows, c)]
-                normed = bench.measure(rows, [found[0][1], *fused], norm=True)
-                normed = [(bench.blas(rows, norm=True), BLAS), *normed]
-                told = ", ".join(f"{us:.1f} {_told(c)}" for us, c in sorted(normed, key=lambda p: p[0])[:3])
-                print(f"{'':24} {rows:4}: after a norm: torch {normed[0][0]:.1f}; {told}", flush=True)
-                best = min(normed, key=lambda pair: pair[0])[1]
-                report(shape, rows, blas, found)
-                chosen[Product.of(shape.n, shape.k, rows, shape.epilogue), rows] = best
-                continue
-        report(shape, rows, blas, found)
-        best = found[0][1] if found and found[0][0] < blas else BLAS
-        chosen[Product.of(shape.n, shape.k, rows, shape.epilogue), rows] = best
-    return chosen
+    lines: list[str] = []
+    for shape in shapes:
+        if time.monotonic() > deadline:
+            print(f"no time for {shape.name}")
+            continue
+        bench = Bench(shape, overlaps)
+        for rows in rows_of:
+            found = bench.measure(rows, [c for c in candidates(shape, rows) if compilers.ready(shape, c)])
+            report(shape, rows, found)
+            chosen[Product.of(shape.n, shape.k, rows, shape.epilogue), rows] = found[0][1]
+        lines += bench.lines
+    return chosen, lines
 
 
-def report(shape: Shape, rows: int, blas: float, found: Found) -> None:
-    """Print torch beside the three fastest kernels of ours."""
-    rate = shape.n * shape.k * 2 / 1e6
-    best = min([blas, *(us for us, _ in found)])
-    ours = "; ".join(f"{us:.1f} {_told(c)}" for us, c in found[:3]) or "none"
-    floor = rate / 4.28
+def report(shape: Shape, rows: int, found: Found) -> None:
+    """Print the fastest three, and torch."""
+    size = shape.n * shape.k * 2 / 1e6
+    blas = next(us for us, config in found if config == BLAS)
+    best = "; ".join(f"{us:.1f} {_told(config)}" for us, config in found[:3])
     print(
-        f"{shape.name:24} {rows:4}: floor {floor:6.1f} best {best:6.1f} us {rate / best:5.2f} TB/s,"
-        f" torch {blas:6.1f}, ours {ours}",
+        f"{shape.name:24} {rows:4}: {size / found[0][0]:5.2f} TB/s, torch {blas:6.1f} us, best {best}",
         flush=True,
     )
 
 
 def _told(c: Config) -> str:
-    if c.kernel == "blas":
+    if c == BLAS:
         return "torch"
-    ways = "".join(f" {name}" for name in ("swap", "tma", "late", "norm") if getattr(c, name))
-    return f"{c.kernel} {c.bm}x{c.bn}+{c.rest}x{c.bk} w{c.warps} st{c.stages} sp{c.split} a{c.ahead}{ways}"
+    ways = f"{' swap' if c.swap else ''}{' tma' if c.tma else ''}"
+    return f"{c.bm}x{c.bn}x{c.bk} w{c.warps} st{c.stages} sp{c.split}{ways}"
 
 
 def fields(config: Config) -> dict[str, object]:

@@ -19,7 +19,6 @@ from candidates import SHAPES, Shape
 from linear import operands, timed
 from stopwatch import need_gpu
 
-from kestrel_kernels_cuda.linear_ahead import ahead_launch
 from kestrel_kernels_cuda.linear_blas import product
 from kestrel_kernels_cuda.linear_config import BLAS, Config, Product, choose
 from kestrel_kernels_cuda.linear_launch import Norm, launch
@@ -45,22 +44,15 @@ class Link:
     def calls(self, rows: int, config: Config) -> list[Callable[[], object]]:
         """A call for each copy, with the norm before it where it has one."""
         shape = self.shape
-        fused = shape.norm is not None and (
-            config.kernel == "gemv" or (config.norm and config.kernel == "band")
-        )
+        fused = shape.norm is not None and config.kernel == "gemv"
         o = operands(shape, rows, "cuda", fused=False, weight=self.weights[0])
         shift = self.gain if shape.norm == "layer" else None
         if fused:
             o = replace(o, norm=Norm(kind=str(shape.norm), gain=self.gain, shift=shift, eps=1e-6))
         calls = []
-        norm = Norm(kind=str(shape.norm), gain=self.gain, shift=shift, eps=1e-6) if config.norm else None
         for weight in self.weights:
-            if config.kernel == "blas":
+            if config == BLAS:
                 second = partial(product, o.x, weight, o.bias, o.epilogue, o.residual)
-                if config.ahead:
-                    first = ahead_launch(o.x, weight, norm, config.ahead, config.split, overlaps=True)[0].run
-                    calls.append(_both(first, second))
-                    continue
             else:
                 second = launch(config, replace(o, weight=weight), overlaps=True)[0].run
             calls.append(second if fused or shape.norm is None else _both(self._norm(o.x), second))
@@ -117,34 +109,7 @@ def main() -> None:
             told = [f"floor {floor:.1f}", f"table {chained(links, rows, lambda s, r=rows: chosen(s, r)):.1f}"]
             if rows > 1:
                 told.append(f"torch {chained(links, rows, lambda s: BLAS):.1f}")
-                told += [f"{name} {took:.1f}" for name, took in ways(links, rows)]
             print(f"{model:14} {rows:3} rows, us a layer: {', '.join(told)}", flush=True)
-
-
-def ways(links: list[Link], rows: int) -> list[tuple[str, float]]:
-    """torch's products, their weights asked for ahead: by the norms before them, and by launches of their own."""
-    found = []
-    for by_norm, by_itself, pieces in (
-        (1, 0, 1),
-        (8, 0, 1),
-        (16, 0, 1),
-        (24, 0, 1),
-        (32, 0, 1),
-        (16, 8, 1),
-        (16, 8, 4),
-        (16, 16, 4),
-    ):
-
-        def pick(shape: Shape, sizes: tuple[int, int, int] = (by_norm, by_itself, pieces)) -> Config:
-            first, other, pieces = sizes
-            share = min(1.0, (first if shape.norm else other) * 1e6 / (shape.n * shape.k * 2))
-            columns = int(shape.k * share) // 64 * 64
-            if shape.norm:
-                return replace(BLAS, ahead=max(8, columns), norm=True)
-            return replace(BLAS, ahead=columns, split=pieces if columns else 1)
-
-        found.append((f"{by_norm}+{by_itself}MB/{pieces}", chained(links, rows, pick)))
-    return found
 
 
 if __name__ == "__main__":

@@ -106,7 +106,7 @@ def _is_tanh(epilogue: str | None, dtype: torch.dtype) -> bool:
 
 def _aligned(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """The product [T, N] as a view of rows of a multiple of ALIGNED numbers, the last few outputs by themselves: for
-    other numbers, as of Whisper's vocabulary, cuBLAS falls back to narrow reads and writes (80 µs instead of 40)."""
+    other numbers, as of Whisper's vocabulary, cuBLAS falls back to narrow reads and writes (79 µs instead of 43)."""
     rows, n = x.shape[0], weight.shape[0]
     whole = n - n % ALIGNED
     wide = torch.empty((rows, whole + ALIGNED), dtype=x.dtype, device=x.device)

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
-import torch
-
 from kestrel_kernels_cuda.compiling import CompileCase
-from kestrel_kernels_cuda.launch import compile_case_of
-from kestrel_kernels_cuda.linear_config import BLOCK, Config, Product, default
+from kestrel_kernels_cuda.linear_config import BLOCK, Product, default
 from kestrel_kernels_cuda.linear_gemm import gemm_kernel
 from kestrel_kernels_cuda.linear_gemv import gemv_kernel
-from kestrel_kernels_cuda.linear_launch import READERS, Norm, Operands, launch
+from kestrel_kernels_cuda.linear_launch import READERS
 
-__all__ = ["band_case", "case_of"]
+__all__ = ["case_of"]
 
 TENSORS = (
     "x_ptr", "w_ptr", "scale_ptr", "bias_ptr", "residual_ptr", "out_ptr",
@@ -67,19 +63,3 @@ def case_of(
         aligned=aligned,
         archs=archs,
     )
-
-
-def band_case(config: Config, product: Product, epilogue: str | None = None) -> CompileCase:
-    """``product`` of bfloat16 by bands, with the norm before it when ``config`` says so."""
-    empty = partial(torch.empty, dtype=torch.bfloat16, device="meta")
-    adds = epilogue in ("residual", "accumulate")
-    operands = Operands(
-        x=empty(product.rows, product.k),
-        weight=empty(product.n, product.k),
-        bias=None,
-        residual=empty(product.rows, product.n) if adds else None,
-        epilogue=epilogue,
-        norm=Norm(kind="rms", gain=empty(product.k), shift=None, eps=1e-6) if config.norm else None,
-    )
-    name = f"linear band {product.key} {product.rows}{' norm' if config.norm else ''}"
-    return compile_case_of(name, launch(config, operands, overlaps=True)[0], (90,))

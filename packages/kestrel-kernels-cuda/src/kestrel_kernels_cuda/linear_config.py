@@ -25,15 +25,11 @@ BLOCK = 128  # rows and columns of an 8-bit weight that share a scale
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """``kernel``: "gemv" (one row), "gemm", "band" (few rows, sm_90) or "blas" (torch).
+    """``kernel``: "gemv" (one row), "gemm" or "blas" (torch; the rest does not apply). ``bm`` × ``bn`` outputs a
+    program (gated: ``bn`` of each half), ``bk`` inputs at a time, ``split`` programs to a tile's inputs; ``swap``: the
+    weight is the left operand; ``tma``: tiles come by the tensor memory unit (sm_90)."""
 
-    ``bm`` × ``bn`` outputs a program (gated: ``bn`` of each half; "band": ``bn`` + ``rest``), ``bk`` inputs at a time,
-    ``split`` programs to a tile's inputs. "gemm" alone: ``swap``: the weight is the left operand; ``tma``: tiles come
-    by the tensor memory unit (sm_90). "band" alone: ``ahead``: steps that come ahead of time; ``late``: when the next
-    kernel is let in. ``norm``: the norm before the product costs less with it than by itself. "blas": ``ahead`` inputs
-    of each row of the weight, in ``split`` pieces, are asked for before torch starts, by the norm if ``norm``."""
-
-    kernel: Literal["gemv", "gemm", "band", "blas"]
+    kernel: Literal["gemv", "gemm", "blas"]
     bm: int = 1
     bn: int = 1
     bk: int = 1
@@ -42,10 +38,6 @@ class Config:
     split: int = 1
     swap: bool = False
     tma: bool = False
-    rest: int = 0
-    ahead: int = 0
-    late: bool = False
-    norm: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

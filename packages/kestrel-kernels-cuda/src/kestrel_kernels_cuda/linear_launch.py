@@ -9,22 +9,18 @@ import torch
 import triton
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from kestrel.ops import row_bucket
 from kestrel_kernels_cuda.devices import arch_of
 from kestrel_kernels_cuda.launch import Launch
-from kestrel_kernels_cuda.linear_band import band_kernel
 from kestrel_kernels_cuda.linear_config import BLOCK, Config, Product, choose, is_gated
 from kestrel_kernels_cuda.linear_gemm import gemm_kernel
 from kestrel_kernels_cuda.linear_gemv import gemv_kernel
 from kestrel_kernels_cuda.linear_scratch import counters
 from kestrel_kernels_cuda.overlap import overlaps_on
 
-__all__ = ["READERS", "Norm", "Operands", "arch_of", "config_for", "launch", "overlaps_on", "rows_of", "run"]
+__all__ = ["READERS", "Norm", "Operands", "arch_of", "config_for", "launch", "overlaps_on", "run"]
 
 READERS = 528  # programs: four to a processor of an H200
 CACHED = 24_000_000  # bytes of a weight that the second-level cache holds beside what else is in use
-ALIGNED = 16  # numbers of a wide write
-MANY = 4096  # outputs that only a vocabulary has in odd numbers; its readers take rows that lie apart
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,23 +74,22 @@ def run(
     scale: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The output [..., outputs] of ``config`` (not "blas") on ``x`` [..., K]."""
-    rows = None if residual is None else rows_of(residual)
+    rows = None if residual is None else _rows_of(residual)
     operands = Operands(
-        x=rows_of(x), weight=weight, bias=bias, residual=rows, epilogue=epilogue, norm=norm, scale=scale
+        x=_rows_of(x), weight=weight, bias=bias, residual=rows, epilogue=epilogue, norm=norm, scale=scale
     )
     started, out = launch(config, operands, overlaps=overlaps_on(x.device))
     if x.numel():
         started.run()
     if epilogue != "accumulate":
-        return out.reshape(*x.shape[:-1], operands.outputs)
+        return out.view(*x.shape[:-1], operands.outputs)
     assert residual is not None, "the accumulate epilogue needs a residual"
     if out.data_ptr() != residual.data_ptr():
         residual.copy_(out.view(residual.shape))
     return residual
 
 
-def rows_of(x: torch.Tensor) -> torch.Tensor:
-    """``x`` [rows, C] with adjacent columns; a view where its strides allow one."""
+def _rows_of(x: torch.Tensor) -> torch.Tensor:
     flat = x.reshape(-1, x.shape[-1])
     return flat if flat.stride(1) == 1 or flat.shape[1] == 1 else flat.contiguous()
 
@@ -102,8 +97,6 @@ def rows_of(x: torch.Tensor) -> torch.Tensor:
 def launch(config: Config, operands: Operands, *, overlaps: bool) -> tuple[Launch, torch.Tensor]:
     """The launch of ``config`` (not "blas"), and its output [rows, outputs]: a new tensor, or the residual when
     that is accumulated into. ``overlaps``: see ``overlap.OVERLAPS``."""
-    if config.kernel == "band":
-        return _band(config, operands, overlaps=overlaps)
     o, norm = operands, operands.norm
     rows = o.x.shape[0]
     out = _output(o)
@@ -141,44 +134,6 @@ def launch(config: Config, operands: Operands, *, overlaps: bool) -> tuple[Launc
     return Launch(gemm_kernel, (bands, columns, config.split), args, meta), out
 
 
-def _band(config: Config, operands: Operands, *, overlaps: bool) -> tuple[Launch, torch.Tensor]:
-    o, norm = operands, operands.norm
-    rows, outputs, width = o.x.shape[0], o.outputs, config.bn + config.rest
-    assert 1 < rows <= config.bm, f"a band of {config.bm} rows cannot take {rows}"
-    assert norm is None or (config.split == 1 and norm.kind != "layer"), "only RMS norms, of whole rows"
-    assert config.split == 1 or not is_gated(o.epilogue), "the inputs of a gated product are not split"
-    out = _output(o, aligned=True)
-    bands = triton.cdiv(outputs, width)
-    high = config.bm if config.split == 1 else row_bucket(rows)
-    scratch: tuple[torch.Tensor, torch.Tensor] = out, out
-    if config.split > 1:
-        size = bands * config.split * high * width
-        partial = torch.empty(size, dtype=torch.float32, device=o.x.device)
-        scratch = partial, counters(o.x.device, bands)
-    meta: dict[str, Any] = {
-        "K": o.weight.shape[1], "BM": config.bm, "ROWS": high, "BN": config.bn, "REST": config.rest,
-        "BK": config.bk, "SPLIT": config.split, "STAGES": config.stages,
-        "EPILOGUE": "residual" if o.epilogue == "accumulate" else o.epilogue or "none",
-        "BIAS": o.bias is not None, "NORM": "none" if norm is None else norm.kind,
-        "AHEAD": config.ahead if overlaps else 0, "LATE": config.late and overlaps, "PDL": overlaps,
-        "num_warps": config.warps,
-    }  # fmt: skip
-    if overlaps:
-        meta["launch_pdl"] = True
-    weight = o.weight.view(-1, outputs, meta["K"])
-    w_tiles = _tiles(weight, len(weight), config.bn, config.bk)
-    tiles = (
-        _tiles(o.x, config.bm, config.bk),
-        w_tiles,
-        _tiles(weight, len(weight), config.rest, config.bk) if config.rest else w_tiles,
-    )
-    given = (_or(o.bias, o.x), _or(o.residual, o.x), o.x if norm is None else norm.gain)
-    strides = 0 if o.residual is None else o.residual.stride(0), out.stride(0)
-    eps = 0.0 if norm is None else norm.eps
-    args = (*tiles, o.weight, *given, out, *scratch, rows, outputs, *strides, eps)
-    return Launch(band_kernel, (bands, config.split), args, meta), out
-
-
 def _scratch(config: Config, o: Operands, tiles: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Room for partial sums, and counters; stand-ins when nothing is split."""
     if config.split == 1:
@@ -196,23 +151,18 @@ def _ahead(o: Operands) -> int:
     return READERS if ends_mixer and o.weight.shape[1] >= 1024 and size <= CACHED else 0
 
 
-def _output(o: Operands, *, aligned: bool = False) -> torch.Tensor:
-    """Where the output [rows, outputs] goes: over the residual when it accumulates and its rows lie side by side.
-    ``aligned``: many outputs in odd numbers become a view of rows that are written in wide pieces."""
+def _output(o: Operands) -> torch.Tensor:
+    """Where the output [rows, outputs] goes: over the residual when it accumulates and its rows lie side by side."""
     if o.epilogue == "accumulate" and o.residual is not None and o.residual.is_contiguous():
         return o.residual
-    if aligned and o.outputs > MANY and o.outputs % ALIGNED:
-        return torch.empty(
-            (o.x.shape[0], -(-o.outputs // ALIGNED) * ALIGNED), dtype=o.x.dtype, device=o.x.device
-        )[:, : o.outputs]
     return torch.empty((o.x.shape[0], o.outputs), dtype=o.x.dtype, device=o.x.device)
 
 
-def _tiles(tensor: torch.Tensor, *tile: int) -> TensorDescriptor:
-    """How the tensor memory unit finds tiles of ``tensor``; what lies outside reads as zero."""
-    if tensor.data_ptr() % 16 or any(stride * tensor.itemsize % 16 for stride in tensor.stride()[:-1]):
-        tensor = tensor.clone(memory_format=torch.contiguous_format)
-    return TensorDescriptor(tensor, list(tensor.shape), [*tensor.stride()[:-1], 1], list(tile))
+def _tiles(matrix: torch.Tensor, rows: int, columns: int) -> TensorDescriptor:
+    """How the tensor memory unit finds tiles of ``matrix``; what lies outside reads as zero."""
+    if matrix.data_ptr() % 16 or matrix.stride(0) * matrix.itemsize % 16:
+        matrix = matrix.clone(memory_format=torch.contiguous_format)
+    return TensorDescriptor(matrix, list(matrix.shape), [matrix.stride(0), 1], [rows, columns])
 
 
 def _or(tensor: torch.Tensor | None, other: torch.Tensor) -> torch.Tensor:
