@@ -5,6 +5,7 @@ import random
 import pytest
 import torch
 
+from kestrel.ops.cross_attention import write_cross
 from kestrel.runner import prefill_programs
 from kestrel.spi.decoding import Decoding
 from kestrel.testing.bench import Bench
@@ -159,6 +160,12 @@ class Packed(ToyHybrid):
     def features(self, kind, inputs):
         return inputs[0] @ self.weights.media
 
+    def write_cross(self, encoded, packed, views):
+        lengths = [len(item.tensors["x"]) for item in packed]
+        _, key, value = self.weights.cross[:3]
+        rows = encoded[: sum(lengths), None]
+        write_cross(rows @ key, rows @ value, lengths, views["media"], 0)
+
 
 @pytest.mark.parametrize("graphs", [None, ReplayGraphs()])
 def test_a_packed_encoder_gives_what_the_oracle_gives(graphs):
@@ -175,6 +182,24 @@ def test_a_packed_encoder_gives_what_the_oracle_gives(graphs):
         assert bench.outcomes[work_id].ids == Expected(ToyHybrid(3, cross=True)).ids(one, 5)
     captured = bench.lane._board.runner._encoders.num_captured
     assert bool(captured) == (graphs is not None)
+
+
+@pytest.mark.parametrize("graphs", [None, ReplayGraphs()])
+def test_cross_entries_are_written_by_the_encoders_program(graphs):
+    driver = Packed(3, cross=True, max_cost=4)
+    bench = Bench(driver, graphs=graphs, prefix_cache=False, entries=8, max_rows=8)
+    runner = bench.lane._board.runner
+    works = {}
+    for wave in range(4):
+        for number in range(5):
+            sound = toy_media("audio", 10 * wave + number, 4, positions=0)
+            one = Layout(tokens=(4 + number, 5), media=(sound,))
+            works[bench.submit(one, max_tokens=5)] = one
+        bench.run()
+    for work_id, one in works.items():
+        assert bench.outcomes[work_id].ids == Expected(ToyHybrid(3, cross=True)).ids(one, 5)
+    sizes = sorted(shapes[1][0][1][0] // 4 for shapes in runner._encoders._captured)
+    assert sizes == ([] if graphs is None else [1, 4])
 
 
 def test_programs_of_the_encoder_are_kept_by_last_use(monkeypatch):

@@ -57,7 +57,10 @@ class EncodeStage:
         picked = plan_encode(
             [EncodeItem(key, job.item.kind, job.item.cost) for key, job in jobs.items()], self._max_cost
         )
-        return self._run([jobs[item.key] for item in picked]) if picked else Encoded()
+        made = [jobs[item.key] for item in picked]
+        if made and made[0].lease is not None:  # of equal items few sizes of launches make few programs
+            made = made[: 1 << (len(made).bit_length() - 1)]
+        return self._run(made) if made else Encoded()
 
     def _acquire(self, needy: list[Sequence]) -> None:
         """Hold places in order; the first in line takes them back from the last when the pool is full."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -27,7 +27,8 @@ MAX_PROGRAMS = 24  # encoder programs that are kept, those used last
 REPLACE_EVERY = 128  # launches between captures once so many are kept: one costs as much as ten launches
 RING = 2  # launches whose media lie in pinned memory: pictures are large, and one launch is made per tick
 
-Shapes = tuple[str, tuple[tuple[torch.dtype, tuple[int, ...]], ...]]
+Shapes = tuple[str, tuple[tuple[torch.dtype, tuple[int, ...]], ...], tuple[int, ...]]
+Launch = Callable[[list[torch.Tensor]], torch.Tensor]
 
 
 @dataclass(slots=True)
@@ -39,8 +40,8 @@ class _Captured:
 
 
 class Encoders:
-    """The media part of one model. ``graphs``: captures what ``TokenDriver.features`` does, the second time that it is
-    given tensors of the same shapes; None: nothing is captured."""
+    """The media part of one model. ``graphs``: captures what ``TokenDriver.features`` does, and with it the writes of
+    cross entries, the second time that it is given tensors of the same shapes; None: nothing is captured."""
 
     def __init__(self, driver: TokenDriver, states: StateMap, staging: Staging) -> None:
         self._driver, self._states, self._staging = driver, states, staging
@@ -62,12 +63,12 @@ class Encoders:
             return self._driver.encode(kind, items)
         inputs = [self._media.put_all(parts) for parts in packed]
         self._media.send()
-        features_RC = self._features(kind, inputs)
+        features_RC = self._run(_shapes(kind, inputs), inputs, partial(self._driver.features, kind))
         rows = sum(item.num_positions for item in items)
         return features_RC[:rows] if rows else features_RC
 
-    def _features(self, kind: str, inputs: list[torch.Tensor]) -> torch.Tensor:
-        shapes: Shapes = (kind, tuple((x.dtype, tuple(x.shape)) for x in inputs))
+    def _run(self, shapes: Shapes, inputs: list[torch.Tensor], launch: Launch) -> torch.Tensor:
+        """What ``launch`` makes of ``inputs``, by the program of ``shapes`` where there is one."""
         self._since_capture += 1
         entry = self._captured.get(shapes)
         if entry is not None:
@@ -75,8 +76,8 @@ class Encoders:
             torch._foreach_copy_(entry.inputs, inputs)
             return entry.program.replay()
         if self.graphs is not None and self._is_worth_it(shapes):
-            return self._capture(self.graphs, shapes, kind, inputs)
-        return self._driver.features(kind, inputs)
+            return self._capture(self.graphs, shapes, inputs, launch)
+        return launch(inputs)
 
     def _is_worth_it(self, shapes: Shapes) -> bool:
         """Whether inputs of ``shapes`` were met twice lately, and no program was captured in place of another a moment
@@ -92,16 +93,18 @@ class Encoders:
             self._met.popitem(last=False)
         return False
 
-    def _capture(self, graphs: Graphs, shapes: Shapes, kind: str, inputs: list[torch.Tensor]) -> torch.Tensor:
-        """The features of ``inputs``, and a program for others of their shapes."""
+    def _capture(
+        self, graphs: Graphs, shapes: Shapes, inputs: list[torch.Tensor], launch: Launch
+    ) -> torch.Tensor:
+        """What ``launch`` makes of ``inputs``, and a program for others of their shapes."""
         kept = [x.clone() for x in inputs]
-        run = partial(self._driver.features, kind, kept)
+        run = partial(launch, kept)
         features_RC = graphs.rehearse(run)
         try:
             self._captured[shapes] = _Captured(kept, graphs.capture(run))
         except Exception as error:  # the features are there; only the next ones come slower
             log.warning(
-                "the encoder of %s runs op by op, since it could not be captured", kind, exc_info=error
+                "the encoder of %s runs op by op, since it could not be captured", shapes[0], exc_info=error
             )
             self.graphs = None
         if len(self._captured) > MAX_PROGRAMS:
@@ -109,31 +112,66 @@ class Encoders:
         return features_RC
 
     def write_cross(self, items: Sequence[Prepared], leases: Sequence[Lease]) -> None:
-        """Encode ``items`` of one kind, one per lease, and project each into its lease's cross entry."""
-        encoded = self.encode(items[0].kind, items)
-        share = encoded.shape[0] // len(items)
-        lengths = [item.cross_positions or share for item in items]
-        name = self._states.cross[0]
-        entries = [lease.cross_entry(name)[0] for lease in leases]
-        views = self._views(entries, lengths, encoded.shape[0])
-        self._driver.write_cross(encoded, items, views)
+        """Encode ``items`` of one kind, one per lease, and project each into its lease's cross entry: in one program
+        where ``items`` say how long their entries are."""
+        lengths = [item.cross_positions for item in items]
+        packed = self._driver.pack(items[0].kind, items) if all(lengths) else None
+        if packed is None:
+            lengths = self._write_apart(items, leases)
+        else:
+            inputs = [self._media.put_all(parts) for parts in packed]
+            places = self._places(self._media, leases, lengths)
+            self._media.send()
+            shapes = _shapes(items[0].kind, inputs, lengths)
+            self._run(shapes, [*inputs, *places], partial(self._encode_and_write, items, lengths))
         for lease, length in zip(leases, lengths, strict=True):
             lease.cross_written(length)
 
-    def _views(
-        self, entries: Sequence[int], lengths: Sequence[int], num_tokens: int
-    ) -> Mapping[str, CrossView]:
-        """A view per cross state of ``entries`` with ``lengths`` valid positions, one row each."""
-        put, states = self._staging.put, self._states
-        entries_B = put(np.array(entries, dtype=np.int64))
-        lens_B = put(np.array(lengths, dtype=np.int32))
-        cu = put(np.cumsum([0, *lengths], dtype=np.int32))
+    def _encode_and_write(
+        self, items: Sequence[Prepared], lengths: Sequence[int], inputs: Sequence[torch.Tensor]
+    ) -> torch.Tensor:
+        """The encoder's rows of ``inputs``, whose last three say where they are written."""
+        encoded = self._driver.features(items[0].kind, inputs[:-3])
+        self._driver.write_cross(encoded, items, self._views(inputs[-3:], lengths, encoded.shape[0]))
+        return encoded
+
+    def _write_apart(self, items: Sequence[Prepared], leases: Sequence[Lease]) -> list[int]:
+        """As ``write_cross``, op by op behind the encoder, whose rows may say how long the entries are: the lengths."""
+        encoded = self.encode(items[0].kind, items)
+        share = encoded.shape[0] // len(items)
+        lengths = [item.cross_positions or share for item in items]
+        places = self._places(self._staging, leases, lengths)
         self._staging.send()
+        self._driver.write_cross(encoded, items, self._views(places, lengths, encoded.shape[0]))
+        return lengths
+
+    def _places(
+        self, staging: Staging, leases: Sequence[Lease], lengths: Sequence[int]
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Entries, lengths and first rows, on the device with the next ``send`` of ``staging``."""
+        entries = [lease.cross_entry(self._states.cross[0])[0] for lease in leases]
+        return (
+            staging.put(np.array(entries, dtype=np.int64)),
+            staging.put(np.array(lengths, dtype=np.int32)),
+            staging.put(np.cumsum([0, *lengths], dtype=np.int32)),
+        )
+
+    def _views(
+        self, places: Sequence[torch.Tensor], lengths: Sequence[int], num_tokens: int
+    ) -> Mapping[str, CrossView]:
+        """A view per cross state of entries with ``lengths`` valid positions, one row each."""
+        entries_B, lens_B, cu = places
         longest = max(lengths)
         limits = Limits(
-            max_rows=len(entries),
+            max_rows=len(lengths),
             max_tokens=num_tokens,
             max_query_len=longest,
             max_context_len=longest,
         )
+        states = self._states
         return {name: states.cross_view(name, entries_B, lens_B, cu, limits, None) for name in states.cross}
+
+
+def _shapes(kind: str, inputs: Sequence[torch.Tensor], lengths: Sequence[int] = ()) -> Shapes:
+    """What a program is kept by."""
+    return kind, tuple((x.dtype, tuple(x.shape)) for x in inputs), tuple(lengths)

@@ -137,7 +137,11 @@ class TokenDriver(ABC):
     def write_cross(
         self, encoded: torch.Tensor, packed: Sequence[Prepared], views: Mapping[str, CrossView]
     ) -> None:
-        """Project ``encoded`` into the cross entries of ``views``, once per new entry, before its first forward."""
+        """Project ``encoded`` into the cross entries of ``views``, once per new entry, before its first forward.
+
+        Of a driver that packs, it is captured with ``features`` where all of ``packed`` say their cross positions: the
+        entries then lie in tensors, and of ``packed`` only the number and those positions may steer it.
+        """
         raise NotImplementedError(f"{type(self).__name__} declares cross states but does not write them")
 
     @abstractmethod
