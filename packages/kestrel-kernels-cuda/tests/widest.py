@@ -69,6 +69,8 @@ def products() -> Iterator[Wide]:
             yield Wide(OpQuery.of("linear", bias=False, **facts), (rows,))
             yield Wide(OpQuery.of("fp8_linear", **facts), (rows,), (86, 89, 120) if rows > 1 else (86, 89))
             yield Wide(OpQuery.of("norm_linear", bias=False, kind="rms_plus_one", **facts), (rows,))
+    many = {"k": 2560, "n": 18432, "epilogue": "silu_mul", "rows": 0, **BF16}
+    yield Wide(OpQuery.of("fp8_linear", **many), (2048,))
     wide = {"k": 2560, "n": 2560, "epilogue": None, "rows": 16, "dtype": "float32", "bias": False}
     yield Wide(OpQuery.of("linear", **wide), (16,))
     facts = {"hidden": 2048, "experts": 256, "top_k": 8, "width": 512, "activation": "silu_mul", **BF16}

@@ -103,14 +103,13 @@ def default(product: Product) -> Config:
 
 
 def _gemv(product: Product) -> Config:
-    """A program holds its whole rows in registers, and a thread reads 16 bytes at a time, or twice that."""
-    wide_load = 16 if product.scaled else 8
+    """A program holds its whole rows in registers, and a thread reads eight numbers at a time."""
     most = 1024 if product.k % 1024 == 0 else 512 if product.k % 512 == 0 else 256
     bk = min(most, 1 << max(4, (product.k - 1).bit_length()))
-    bn = 2
-    while bn > 1 and bn * product.k * (1 + product.gated) > 20480:
+    bn = 8 if product.scaled else 2  # of 8-bit weights a program needs more to be worth its inputs and scales
+    while bn > 1 and bn * product.k * (1 + product.gated) > (40960 if product.scaled and bn <= 4 else 20480):
         bn //= 2
-    return Config(kernel="gemv", bn=bn, bk=bk, warps=max(1, min(4, bn * bk // (32 * wide_load))))
+    return Config(kernel="gemv", bn=bn, bk=bk, warps=max(1, min(4, bn * bk // (32 * 8))))
 
 
 def _below(number: int) -> int:

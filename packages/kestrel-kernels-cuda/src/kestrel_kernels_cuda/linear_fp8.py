@@ -22,24 +22,28 @@ from kestrel_kernels_cuda.linear_launch import Operands, config_for, launch, ove
 __all__ = ["IMPLS", "compile_cases", "dequantised", "fp8_linear"]
 
 META = torch.device("meta")
+ROWS = 32  # of a weight that a program makes 16 bits of
 
 
 @triton.jit
-def dequantise_kernel(w_ptr, scale_ptr, out_ptr, k, BLOCK: tl.constexpr):
-    """One row of the weight [n, ``k``] a program, BLOCK columns at a time: each has one scale."""
-    row = tl.program_id(0)
+def dequantise_kernel(w_ptr, scale_ptr, out_ptr, n, k, BLOCK: tl.constexpr, ROWS: tl.constexpr):
+    """ROWS rows of the weight [``n``, ``k``] a program, BLOCK columns of them: they have one scale, for ROWS divides
+    BLOCK."""
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    scale = tl.load(scale_ptr + row // BLOCK * tl.num_programs(1) + tl.program_id(1))
-    places = row.to(tl.int64) * k + columns
-    w = tl.load(w_ptr + places, mask=columns < k, other=0.0).to(tl.float32)
-    tl.store(out_ptr + places, (w * scale).to(out_ptr.dtype.element_ty), mask=columns < k)
+    scale = tl.load(scale_ptr + tl.program_id(0) * ROWS // BLOCK * tl.num_programs(1) + tl.program_id(1))
+    places = rows[:, None].to(tl.int64) * k + columns[None, :]
+    live = (rows < n)[:, None] & (columns < k)[None, :]
+    w = tl.load(w_ptr + places, mask=live, other=0.0).to(tl.float32)
+    tl.store(out_ptr + places, (w * scale).to(out_ptr.dtype.element_ty), mask=live)
 
 
 def _dequantise(weight: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> tuple[Launch, torch.Tensor]:
     n, k = weight.shape
     out = torch.empty((n, k), dtype=dtype, device=weight.device)
-    grid = (n, triton.cdiv(k, BLOCK))
-    return Launch(dequantise_kernel, grid, (weight, scale, out, k), {"BLOCK": BLOCK, "num_warps": 1}), out
+    grid = (triton.cdiv(n, ROWS), triton.cdiv(k, BLOCK))
+    meta = {"BLOCK": BLOCK, "ROWS": ROWS, "num_warps": 4}
+    return Launch(dequantise_kernel, grid, (weight, scale, out, n, k), meta), out
 
 
 def dequantised(weight: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -30,6 +30,10 @@ def gemv_kernel(
     outputs = tl.program_id(0) * BN + tl.arange(0, BN)
     rows = tl.minimum(outputs, n - 1).to(tl.int64)  # reading the last row again costs less than a mask
     columns = tl.arange(0, BK)
+    if (
+        BLOCK > 0
+    ):  # so a thread has the same columns of 8-bit weights as of inputs, which need not be dealt again
+        columns = tl.max_contiguous(columns, 8)
     w_ptrs = w_ptr + rows[:, None] * K + columns[None, :]
     up_ptrs = w_ptrs + n.to(tl.int64) * K
     start_next(PDL)
