@@ -28,12 +28,8 @@ KEY_HEADS, HEADS, D, TAPS, LAYERS = 16, 32, 128, 4, 24
 CHANNELS = 2 * KEY_HEADS * D + HEADS * D
 STATE = HEADS * D * D * 4  # bytes of one row and layer
 BATCHES = (1, 4, 16, 64, 256)
-PROMPTS = ((1024,), (1024,) * 4, (1024,) * 16, (40, 3000, 17, 900))
+PROMPTS = ((1024,), (1024,) * 8, (64,) * 16, (8192,), (40, 3000, 17, 900))
 CALLS = 32  # launches of one graph
-CHUNK_FLOPS = (
-    2 * 64 * (2 * 64 * D + 2 * 64 * D + 64 * D + 3 * D * D)
-)  # of a chunk and value head, the inverse apart
-
 STEP: tuple[Mapping[str, int], ...] = tuple(
     {"BLOCK_E": block, "num_warps": warps, "maxnreg": most, "PREFETCH": bool(prefetch)}
     for block, warps, most, prefetch in (
@@ -44,13 +40,21 @@ STEP: tuple[Mapping[str, int], ...] = tuple(
 CONV: tuple[Mapping[str, int], ...] = tuple(
     {"TOKENS": tokens, "BLOCK": block, "num_warps": warps}
     for tokens, block, warps in (
-        (32, 128, 4), (16, 256, 4), (32, 256, 8), (16, 128, 4), (64, 64, 4), (64, 128, 8), (8, 512, 4),
+        (16, 256, 4), (16, 1024, 4), (32, 1024, 4), (8, 1024, 4), (16, 512, 2), (32, 512, 2), (16, 256, 1), (8, 256, 1),
     )
 )  # fmt: skip
-SOLVE: tuple[Mapping[str, int], ...] = tuple({"num_warps": warps, "num_stages": 1} for warps in (4, 8))
+SOLVE: tuple[Mapping[str, int], ...] = tuple(
+    {"num_stages": 1, **config}
+    for config in (
+        {"num_warps": 4},
+        {"num_warps": 4, "maxnreg": 168},
+        {"num_warps": 4, "maxnreg": 128},
+        {"num_warps": 8},
+    )
+)
 SCAN: tuple[Mapping[str, int], ...] = tuple(
-    {"BLOCK_E": block, "num_warps": warps, "STAGES": 2}
-    for block, warps in ((32, 4), (64, 8), (64, 4), (128, 8))
+    {"BLOCK_E": block, "num_warps": warps, "STAGES": stages}
+    for block, warps, stages in ((64, 4, 1), (64, 4, 2), (64, 4, 3), (128, 8, 1), (128, 8, 2))
 )
 
 
@@ -129,14 +133,15 @@ def prefills(lens: tuple[int, ...]) -> Iterator[Work]:
         return delta_launches(q, k, v, gate, beta, view, i % 2, configs=configs)[which : which + 1]
 
     chunks = sum(-(-n // 64) for n in lens) * HEADS
-    inputs, between = x.numel() * 2, tokens * HEADS * (2 * D + 64) * 2
+    between = tokens * HEADS * 2 * 64 * 2
     yield Work(
         kernel="solve", what=what, configs=SOLVE, build=partial(build, 0),
-        moved=inputs + between, flops=chunks * 2 * 64 * 64 * (4 * D),
+        moved=tokens * 2 * keys * 2 + between, flops=chunks * 2 * 64 * 64 * (2 * D + 10 * 64),
     )  # fmt: skip
     yield Work(
         kernel="scan", what=what, configs=SCAN, build=partial(build, 1),
-        moved=inputs + between + len(lens) * 2 * STATE, flops=chunks * 2 * 64 * (3 * D * D + 64 * D),
+        moved=x.numel() * 2 + between + tokens * HEADS * D * 2 + len(lens) * 2 * STATE,
+        flops=chunks * 2 * 64 * (4 * D * D + 3 * 64 * D),
     )  # fmt: skip
 
 

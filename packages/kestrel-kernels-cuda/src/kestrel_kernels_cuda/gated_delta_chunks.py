@@ -20,35 +20,29 @@ __all__ = ["solve_kernel"]
 
 
 @triton.jit
-def merge(found, a, half, SIZE: tl.constexpr, CHUNK: tl.constexpr):
-    """The inverse of the blocks of 2 · SIZE on the diagonal from ``found``, that of the blocks of SIZE.
-
-    Of [[X, 0], [L, Y]] it is [[X⁻¹, 0], [−Y⁻¹ L X⁻¹, Y⁻¹]]. ``half``: ``a`` as the products take it.
-    """
-    at = tl.arange(0, CHUNK)
-    below = (at[:, None] ^ at[None, :]) // SIZE == 1  # above the diagonal, found · a is zero
-    if a.dtype == half.dtype:
-        inner = tl.where(below, tl.dot(found, a, input_precision="tf32x3"), 0.0)
-        return found - tl.dot(inner, found, input_precision="tf32x3")
-    narrow = found.to(half.dtype)
-    inner = tl.where(below, -tl.dot(narrow, half), 0.0)
-    return tl.dot(inner.to(half.dtype), narrow, found)
+def merge(found, minus_a, SIZE: tl.constexpr, CHUNK: tl.constexpr):
+    """The inverse of the blocks of 2 · SIZE on the diagonal from ``found``, that of the blocks of SIZE: of
+    [[X, 0], [L, Y]] it is [[X⁻¹, 0], [−Y⁻¹ L X⁻¹, Y⁻¹]]. ``minus_a``: −A in the dtype that products take."""
+    half = tl.arange(0, CHUNK) // 2  # neighbours in a row share what is decided of them
+    below = (half[:, None] ^ half[None, :]) // (SIZE // 2) == 1  # above the diagonal, the product is zero
+    narrow = found.to(minus_a.dtype)
+    inner = tl.where(below, tl.dot(narrow, minus_a, input_precision="tf32x3"), 0.0)
+    return tl.dot(inner.to(minus_a.dtype), narrow, found, input_precision="tf32x3")
 
 
 @triton.jit
-def inverse(a, NARROW: tl.constexpr, CHUNK: tl.constexpr):
-    """(I + A)⁻¹ for a strictly lower triangular ``a``, by doubling blocks: each step's numbers are those of an inverse,
+def inverse(minus_a, NARROW: tl.constexpr, CHUNK: tl.constexpr):
+    """(I + A)⁻¹ for a strictly lower triangular A, by doubling blocks: each step's numbers are those of an inverse,
     so none outgrows its like."""
     at = tl.arange(0, CHUNK)
     row, column = at[:, None], at[None, :]
-    half = a.to(tl.float16) if NARROW else a
-    pairs = row ^ column == 1
-    found = tl.where(row == column, 1.0, tl.where(pairs, -a, 0.0))
-    found = merge(found, a, half, 2, CHUNK)
-    found = merge(found, a, half, 4, CHUNK)
-    found = merge(found, a, half, 8, CHUNK)
-    found = merge(found, a, half, 16, CHUNK)
-    return merge(found, a, half, 32, CHUNK)
+    found = tl.where(row == column, 1.0, tl.where(row ^ column == 1, minus_a, 0.0))
+    minus_a = minus_a.to(tl.float16) if NARROW else minus_a
+    found = merge(found, minus_a, 2, CHUNK)
+    found = merge(found, minus_a, 4, CHUNK)
+    found = merge(found, minus_a, 8, CHUNK)
+    found = merge(found, minus_a, 16, CHUNK)
+    return merge(found, minus_a, 32, CHUNK)
 
 
 @triton.jit(do_not_specialize=["rows", "tokens"], do_not_specialize_on_alignment=["cu_seqlens"])
@@ -106,9 +100,9 @@ def solve_kernel(
     to_chunk = home * CHUNK + (at * (HEADS * CHUNK))[:, None] + at[None, :]
     seen = tl.dot(q_tile, turned, input_precision=PRECISION) * decay * q_norm[:, None]
     tl.store(p + to_chunk, seen.to(p.dtype.element_ty), mask=live[:, None])
-    system = tl.dot(k_tile, turned, input_precision=PRECISION) * decay * (k_norm * strength)[:, None]
+    minus_a = tl.dot(k_tile, turned, input_precision=PRECISION) * decay * (-k_norm * strength)[:, None]
     before = at[:, None] > at[None, :]
     tl.static_assert(CHUNK == 64)
-    solved = inverse(tl.where(before, system, 0.0), q.dtype.element_ty != tl.float32, CHUNK)
+    solved = inverse(tl.where(before, minus_a, 0.0), q.dtype.element_ty != tl.float32, CHUNK)
     solved = tl.where(before, solved * strength[None, :], 0.0)
     tl.store(n + to_chunk, solved.to(n.dtype.element_ty), mask=live[:, None])
