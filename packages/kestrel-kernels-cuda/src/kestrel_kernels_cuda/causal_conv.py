@@ -1,7 +1,7 @@
 """causal_conv: one launch over ragged sequences that reads and writes their kept inputs without a race.
 
 Two kinds of programs share the grid. One per sequence has its first W - 1 tokens, which alone read the kept inputs, and
-all writing of kept inputs; the others have blocks of tokens further in, which read the input alone, once.
+all writing of kept inputs; the others have blocks of tokens further in, which read the input alone.
 
 Letters: B sequences, T tokens, C channels, W taps, M stores.
 """
@@ -18,19 +18,12 @@ from kestrel.spi import Impl, No, OpQuery, Yes
 from kestrel.spi.batch import RecurrentView
 from kestrel_kernels_cuda.compiling import CompileCase
 from kestrel_kernels_cuda.gated_delta_parts import stores_of
-from kestrel_kernels_cuda.launch import Launch, compile_case_of, dtype_of, jobs_of, refuse_dtype
+from kestrel_kernels_cuda.launch import Launch, compile_case_of, dtype_of, refuse_dtype
 from kestrel_kernels_cuda.recurrent_plan import meta_view, plan_of
 
 __all__ = ["IMPLS", "causal_conv", "compile_cases", "conv_launch"]
 
-FEW = 2048  # tokens that narrow blocks of channels spread over more multiprocessors
-
-
-def config_for(tokens: int) -> dict[str, int]:
-    """Tokens and channels of a program: with many tokens a thread loads 16 bytes at once."""
-    if tokens <= FEW:
-        return {"TOKENS": 16, "BLOCK": 256, "num_warps": 4}
-    return {"TOKENS": 16, "BLOCK": 1024, "num_warps": 4}
+CONFIG = {"TOKENS": 16, "BLOCK": 256, "num_warps": 4}  # measured on an H200
 
 
 @triton.jit
@@ -91,34 +84,6 @@ def start_of_sequence(
         keep(x_first, stride, tail, length, tail, channels, mask, TAPS)
 
 
-@triton.jit
-def middle_of_sequences(
-    x, weight, bias, places, out, begin, channels, mask, tokens, stride, C,
-    TAPS: tl.constexpr, SILU: tl.constexpr, TOKENS: tl.constexpr,
-):  # fmt: skip
-    """Outputs of TOKENS tokens from ``begin`` that have TAPS - 1 before them in their sequence. Each input is read
-    once, and stays in registers."""
-    weights, inputs = (), ()
-    for tap in tl.static_range(TAPS):
-        w = tl.load(weight + channels * TAPS + tap, mask=mask, other=0.0)
-        weights = weights + (w.to(tl.float32),)  # noqa: RUF005 (Triton's compiler knows no unpacking)
-    x_first, out_first = x + begin.to(tl.int64) * stride, out + begin.to(tl.int64) * C
-    for at in tl.static_range(TAPS - 1):
-        source = at - (TAPS - 1)
-        value = tl.load(x_first + source * stride + channels, mask=mask & (begin + source >= 0), other=0.0)
-        inputs = inputs + (value,)  # noqa: RUF005
-    for at in tl.static_range(TOKENS):
-        inside = begin + at < tokens
-        place = tl.load(places + begin + at, mask=inside, other=0)
-        value = tl.load(x_first + at * stride + channels, mask=mask & inside, other=0.0)
-        inputs = inputs + (value,)  # noqa: RUF005
-        y = tl.zeros(channels.shape, tl.float32)
-        for tap in tl.static_range(TAPS):
-            y += weights[tap] * inputs[at + tap].to(tl.float32)
-        y = finish(y, bias, channels, mask, SILU)
-        tl.store(out_first + at * C + channels, y.to(out.dtype.element_ty), mask=mask & (place >= TAPS - 1))
-
-
 @triton.jit(
     do_not_specialize=["rows", "tokens", "num_stores"],
     do_not_specialize_on_alignment=["slots", "cu_seqlens", "stores"],
@@ -137,10 +102,21 @@ def conv_kernel(
             TAPS, SILU,
         )  # fmt: skip
     else:
-        middle_of_sequences(
-            x, weight, bias, places, out, (number - rows) * TOKENS, channels, inside, tokens, stride, C,
-            TAPS, SILU, TOKENS,
-        )  # fmt: skip
+        token = ((number - rows) * TOKENS + tl.arange(0, TOKENS)).to(tl.int64)
+        place = tl.load(places + token, mask=token < tokens, other=0)
+        mine = (place >= TAPS - 1)[:, None] & inside[None, :]
+        y = tl.zeros((TOKENS, BLOCK), tl.float32)
+        for tap in tl.static_range(TAPS):
+            w = tl.load(weight + channels * TAPS + tap, mask=inside, other=0.0).to(tl.float32)
+            source = token + tap - (TAPS - 1)
+            value = tl.load(
+                x + source[:, None] * stride + channels[None, :],
+                mask=mine & (source >= 0)[:, None],
+                other=0.0,
+            )
+            y += w[None, :] * value.to(tl.float32)
+        y = finish(y, bias, channels[None, :], inside[None, :], SILU)
+        tl.store(out + token[:, None] * C + channels[None, :], y.to(out.dtype.element_ty), mask=mine)
 
 
 def conv_launch(
@@ -159,7 +135,7 @@ def conv_launch(
     assert pool_SCW.is_contiguous(), "a layer's slots lie side by side"
     x_TC = x_TC if x_TC.stride(1) == 1 else x_TC.contiguous()
     out_TC = torch.empty(tokens, channels, dtype=x_TC.dtype, device=x_TC.device)
-    rows, config = view.slots_B.shape[0], config or config_for(tokens)
+    rows, config = view.slots_B.shape[0], config or CONFIG
     launch = Launch(
         conv_kernel,
         (triton.cdiv(channels, config["BLOCK"]), (rows + triton.cdiv(tokens, config["TOKENS"])) * bool(tokens)),
@@ -198,21 +174,19 @@ def supports(query: OpQuery) -> Yes | No:
     return Yes() if query.get("taps", 4) >= 2 else No("needs at least 2 taps")
 
 
-def _bare_launch(taps: int, activation: str | None, dtype: torch.dtype, tokens: int = 32) -> Launch:
-    """A launch without memory. It does not depend on channels, if those are a multiple of 16."""
+def _bare_launch(taps: int, activation: str | None, dtype: torch.dtype) -> Launch:
+    """A launch without memory. It depends on neither tokens nor channels, if those are a multiple of 16."""
 
     def empty(*shape: int) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device="meta")
 
-    view = meta_view({"conv": empty(1, 2, 64, taps - 1)}, 2, tokens)
+    view = meta_view({"conv": empty(1, 2, 64, taps - 1)}, 2, 32)
     bias = None if activation else empty(64)
-    return conv_launch(empty(tokens, 64), empty(64, taps), bias, view, 0, activation=activation)[0]
+    return conv_launch(empty(32, 64), empty(64, taps), bias, view, 0, activation=activation)[0]
 
 
 def _warm(query: OpQuery, row_counts: Sequence[int]) -> Iterable[Callable[[], object]]:
-    """For few tokens and for many."""
-    facts = query.get("taps"), query.get("activation"), dtype_of(query)
-    return jobs_of([_bare_launch(*facts, tokens) for tokens in (FEW, 2 * FEW)])
+    return (_bare_launch(query.get("taps"), query.get("activation"), dtype_of(query)).compile,)
 
 
 IMPLS: Mapping[str, Impl] = {"causal_conv": Impl(supports=supports, fn=causal_conv, warm=_warm)}
@@ -220,7 +194,5 @@ IMPLS: Mapping[str, Impl] = {"causal_conv": Impl(supports=supports, fn=causal_co
 
 def compile_cases() -> Iterator[CompileCase]:
     """Four taps with SiLU as Qwen has them, two with a bias."""
-    for tokens in (FEW, 2 * FEW):
-        launch = _bare_launch(4, "silu", torch.bfloat16, tokens)
-        yield compile_case_of(f"causal_conv 4 taps bf16, {tokens} tokens", launch)
+    yield compile_case_of("causal_conv 4 taps bf16", _bare_launch(4, "silu", torch.bfloat16))
     yield compile_case_of("causal_conv 2 taps float32", _bare_launch(2, None, torch.float32))

@@ -33,7 +33,7 @@ class CompileCase:
     ``signature``: Triton's type of each run-time argument ("*bf16", "i32", "fp32"); ``constexprs``: the values of the
     others. Pointers count as aligned to 16 bytes, unless the kernel does not ask; so do the integers in ``aligned``.
     ``archs``: the architectures that the configuration is meant for. Warps and stages are Triton's by default.
-    ``stack``: bytes of stack that a thread may have, seen to be read outside the kernel's loop alone.
+    ``stack``: bytes of stack that a thread may have, where the assembly or a measurement showed that they cost little.
     """
 
     name: str

@@ -27,10 +27,16 @@ LARGEST_KEY, LARGEST_VALUE = 128, 256
 
 Configs = tuple[Mapping[str, int] | None, Mapping[str, int] | None, Mapping[str, int] | None]
 
-FEW = 2048  # tokens that narrow blocks of values spread over more multiprocessors
+FEW = 1024  # tokens up to which a launch is taken for one of few sequences, unless its limits say otherwise
+FEW_STATES = 64  # one a head and sequence: an H200 has multiprocessors for halves of so many
 
 
-def configs_for(arch: int, head: tuple[int, int], tokens: int, dtype: torch.dtype) -> Configs:
+def is_few(tokens: int, heads: int, longest: int) -> bool:
+    """Whether a launch may be of states so few that halves of them run side by side. ``longest``: its ceiling."""
+    return tokens <= FEW and heads * max(1, tokens // max(1, longest)) <= FEW_STATES
+
+
+def configs_for(arch: int, head: tuple[int, int], few: bool, dtype: torch.dtype) -> Configs:
     """Configurations of ``solve_kernel``, ``scan_kernel`` and ``store_kernel`` for heads of key dim x value dim. On
     sm_90 a product takes 64 rows per four warps, here columns of a state, whether a head has them or not; and with
     168 registers a multiprocessor solves three chunks at a time."""
@@ -41,9 +47,9 @@ def configs_for(arch: int, head: tuple[int, int], tokens: int, dtype: torch.dtyp
     if min(head) >= 64:
         solve = {"num_warps": 4, "num_stages": 1, "maxnreg": 168}
     block = {"BLOCK_E": 64, "num_warps": 4}
-    if tokens <= FEW or head[1] <= 64:
-        return solve, block | {"STAGES": 2}, block
-    return solve, {"BLOCK_E": 128, "num_warps": 8, "STAGES": 2}, block
+    if few or head[1] <= 64:
+        return solve, block | {"STAGES": 3}, block
+    return solve, {"BLOCK_E": 128, "num_warps": 8, "STAGES": 3}, block
 
 
 def delta_launches(
@@ -68,7 +74,8 @@ def delta_launches(
     q, k, v = (x if x.stride()[1:] == (x.shape[2], 1) else x.contiguous() for x in (q_TKD, k_TKD, v_THE))
     gate, beta = (x if x.stride(1) == 1 else x.contiguous() for x in (gate_TH, beta_TH))
     plan = plan_of(view, layer, tokens)
-    committed = configs_for(arch_of(v.device), (key_dim, value_dim), tokens, v.dtype)
+    few = is_few(tokens, heads, view.limits.max_query_len)
+    committed = configs_for(arch_of(v.device), (key_dim, value_dim), few, v.dtype)
     for_solve, for_scan, for_store = (mine or usual for mine, usual in zip(configs, committed, strict=True))
 
     def empty(*shape: int, dtype: torch.dtype = v.dtype) -> torch.Tensor:
@@ -161,7 +168,7 @@ def _bare_launches(
 ) -> tuple[Launch, Launch, Launch]:
     """Launches without memory, with ``stores`` checkpoints, as ``arch`` (None: this device's) has them. They do not
     depend on sequences."""
-    keys, values, rows = key_heads * key_dim, heads * value_dim, 2
+    keys, values = key_heads * key_dim, heads * value_dim
 
     def empty(*shape: int, dtype: torch.dtype = dtype) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device="meta")
@@ -171,8 +178,12 @@ def _bare_launches(
     q, k, v = q.unflatten(1, (key_heads, -1)), k.unflatten(1, (key_heads, -1)), v.unflatten(1, (heads, -1))
     gates = empty(tokens, heads, dtype=torch.float32)
     pool = empty(1, 2, heads, key_dim, value_dim, dtype=torch.float32)
-    configs = (None,) * 3 if arch is None else configs_for(arch, (key_dim, value_dim), tokens, dtype)
-    view = meta_view({"state": pool}, rows, tokens, stores)
+    configs = (
+        (None,) * 3
+        if arch is None
+        else configs_for(arch, (key_dim, value_dim), is_few(tokens, heads, tokens), dtype)
+    )
+    view = meta_view({"state": pool}, 1, tokens, stores)
     return delta_launches(q, k, v, gates, gates, view, 0, configs=configs)[:3]
 
 
@@ -194,9 +205,9 @@ IMPLS: Mapping[str, Impl] = {"gated_delta": Impl(supports=supports, fn=gated_del
 
 def compile_cases() -> Iterator[CompileCase]:
     """The published head, for few tokens and for many, with checkpoints and without. On sm_90, ``scan_kernel`` keeps
-    addresses of the state on the stack while it goes over a sequence; ``solve_kernel`` has no loop, and four numbers
-    too many for sm_80."""
-    stacks = {(scan_kernel, 90): 128, (solve_kernel, 80): 16}
+    addresses on the stack (three stages with them were faster than two without); ``solve_kernel`` has no loop, and
+    four numbers too many for sm_80."""
+    stacks = {(scan_kernel, 90): 192, (solve_kernel, 80): 16}
     for arch in (80, 90):
         for tokens in (FEW, 2 * FEW):
             for stores in (0, 2):

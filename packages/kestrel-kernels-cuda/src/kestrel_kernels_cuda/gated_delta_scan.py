@@ -5,7 +5,8 @@ S ← e^γ_C S + (k e^(γ_C − γ))ᵀ V. It has everything turned (Sᵀ [E, D]
 product is what the product before left in registers, and the right one a tile of the input as it was loaded.
 For a checkpoint it leaves the state before the chunk that holds it, which ``store_kernel`` takes to the exact token.
 
-Rounded to the inputs' dtype are N, P, S and R as operands, and V for P V; V enters S in two parts. S stays float32.
+Rounded to the inputs' dtype are N, P, R, S as an operand, and V for P V; V enters S in two parts. S stays float32. Both
+terms of V take the rounded R: so its error is that of slightly other values, which later tokens overwrite like any.
 Letters: T tokens, K key heads, H value heads, D key dim, E value dim, M stores.
 """
 
@@ -41,15 +42,19 @@ def turned(tile, one):
 
 
 @triton.jit
-def chunk_of_next(stores, num_stores, row, done, CHUNK: tl.constexpr = 64):
-    """Where the first chunk of ``row`` at or behind ``done`` that holds a checkpoint begins; -1: there is none."""
-    found = tl.full((), 1 << 30, tl.int32)
+def next_store(stores, num_stores, row, last):
+    """The first checkpoint of ``row`` behind ``last``, as its count of tokens times ``num_stores`` plus its index."""
+    nothing: tl.constexpr = 2**31 - 1
+    found = tl.full((), nothing, tl.int32)
     for first in range(0, num_stores, 32):
         at = first + tl.arange(0, 32)
         rows = tl.load(stores + at * 3, mask=at < num_stores, other=-1)
         counts = tl.load(stores + at * 3 + 1, mask=at < num_stores, other=0).to(tl.int32)
-        found = tl.minimum(found, tl.min(tl.where((rows == row) & (counts > done), counts, 1 << 30)))
-    return tl.where(found < 1 << 30, (found - 1) // CHUNK * CHUNK, -1)
+        keys = counts * num_stores + at
+        found = tl.minimum(
+            found, tl.min(tl.where((rows == row) & (counts > 0) & (keys > last), keys, nothing))
+        )
+    return found
 
 
 @triton.jit(
@@ -79,7 +84,7 @@ def scan_kernel(
     state = tl.load(state_home + tile, mask=inside, other=0.0).to(tl.float32)
     to_values = (at * (HEADS * E))[:, None] + e[None, :]
     to_chunk = (at * (HEADS * CHUNK))[:, None] + at[None, :]
-    next_store = chunk_of_next(stores, num_stores, row, 0) if HAS_STORES else 0
+    key = next_store(stores, num_stores, row, -1) if HAS_STORES else 0
     for done in tl.range(0, end - begin, CHUNK, num_stages=STAGES):
         first = (begin + done).to(tl.int64)
         live = at < end - begin - done
@@ -102,18 +107,16 @@ def scan_kernel(
         gamma_end = tl.load(factors + line + tl.minimum(CHUNK, end - begin - done) - 1)
 
         if HAS_STORES:  # noqa: SIM102 (compiled in or not, then decided at run time)
-            if done == next_store:
-                for m in range(num_stores):
-                    count = tl.load(stores + m * 3 + 1)
-                    if (tl.load(stores + m * 3) == row) & (count > done) & (count <= done + CHUNK):
-                        target = pool + (tl.load(stores + m * 3 + 2) * HEADS + head) * (D * E)
-                        tl.store(target + tile, state.to(pool.dtype.element_ty), mask=inside)
-                next_store = chunk_of_next(stores, num_stores, row, done + CHUNK)
+            if key < (done + CHUNK + 1) * num_stores:
+                while key < (done + CHUNK + 1) * num_stores:
+                    target = pool + (tl.load(stores + key % num_stores * 3 + 2) * HEADS + head) * (D * E)
+                    tl.store(target + tile, state.to(pool.dtype.element_ty), mask=inside)
+                    key = next_store(stores, num_stores, row, key)
         operand = state.to(k_tile.dtype)
         foreseen = tl.dot(operand, tl.trans(k_tile), input_precision=PRECISION)
-        rest = turned(v_tile, one) - foreseen * k_before[None, :]
-        new = rest * strength[None, :]
-        new = tl.dot(rest.to(n_tile.dtype), tl.trans(n_tile), new, input_precision=PRECISION)
+        rest = (turned(v_tile, one) - foreseen * k_before[None, :]).to(n_tile.dtype)
+        new = rest.to(tl.float32) * strength[None, :]
+        new = tl.dot(rest, tl.trans(n_tile), new, input_precision=PRECISION)
         y = tl.dot(operand, tl.trans(q_tile), input_precision=PRECISION) * q_before[None, :]
         y = tl.dot(new.to(p_tile.dtype), tl.trans(p_tile), y, input_precision=PRECISION)
         tl.store(out + home * E + to_values, tl.trans(y.to(out.dtype.element_ty)), mask=values)
@@ -160,9 +163,9 @@ def store_kernel(
     k_before = tl.load(scales + (line + at) * 4, mask=live, other=0.0)
     strength = tl.load(scales + (line + at) * 4 + 2, mask=live, other=0.0)
     foreseen = tl.dot(state.to(k_tile.dtype), tl.trans(k_tile), input_precision=PRECISION)
-    rest = turned(v_tile, one) - foreseen * k_before[None, :]
-    new = rest * strength[None, :]
-    new = tl.dot(rest.to(n_tile.dtype), tl.trans(n_tile), new, input_precision=PRECISION)
+    rest = (turned(v_tile, one) - foreseen * k_before[None, :]).to(n_tile.dtype)
+    new = rest.to(tl.float32) * strength[None, :]
+    new = tl.dot(rest, tl.trans(n_tile), new, input_precision=PRECISION)
     new *= (k_norm * tl.exp(tl.minimum(gamma_end - gamma, 0.0)))[None, :]
     state *= tl.exp(gamma_end)
     state = add_product(state, new, k_tile, PRECISION)
