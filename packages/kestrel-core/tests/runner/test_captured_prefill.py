@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kestrel.ops.cross_attention import write_cross
-from kestrel.runner import prefill_programs
+from kestrel.runner import prefill, prefill_programs
 from kestrel.spi.decoding import Decoding
 from kestrel.testing.bench import Bench
 from kestrel.testing.graphs import ReplayGraphs
@@ -255,3 +255,17 @@ def test_an_encoder_that_cannot_be_captured_runs_op_by_op(caplog):
             x_RC = runner.encode("image", [item])
             assert torch.equal(x_RC, item.tensors["x"] @ runner._driver.weights.media)
     assert caplog.text.count("the encoder of image runs op by op") == 1
+
+
+def test_probes_of_several_chunks_are_answered_together_each_with_its_own(monkeypatch):
+    prompts = [((4, 5, 6, 7)[: 2 + i], ((1 + i, (5, 6, 9)[: 1 + i]), (0, (3,)))) for i in range(3)]
+    alone = [Bench(ToyHybrid(7, window=None)).generate(ids, probes=probes) for ids, probes in prompts]
+    monkeypatch.setattr(prefill, "PROBED_AT_ONCE", 4)
+    bench = Bench(ToyHybrid(7, window=None))
+    works = [bench.submit(ids, probes=probes) for ids, probes in prompts]
+    bench.run()
+    for one, work in zip(alone, works, strict=True):
+        here, there = one.finished.probes, bench.outcomes[work].finished.probes
+        assert [len(probe) for probe in there] == [len(probe) for probe in here]
+        for a, b in zip(here, there, strict=True):
+            assert b == pytest.approx(a, abs=1e-4)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, islice
 
 import numpy as np
 import torch
@@ -20,20 +21,36 @@ from kestrel.state import FeaturePool
 
 __all__ = ["PrefillResult", "Prefiller"]
 
+PROBED_AT_ONCE = 32  # positions: each has a row of the whole vocabulary in float32
+
 
 @dataclass(slots=True)
 class PrefillResult:
     """A prefill launch under way: ``pending`` rows are the chunks that sample, in order; ``probes``, once ``wait``
-    has returned, are log-probabilities in order of chunk and probe."""
+    has returned, are log-probabilities in order of chunk and probe. ``asked``: how many ids each probe names."""
 
     pending: Pending | None
     probes: list[list[float]]
     arrival: Arrival | None = None
+    asked: Sequence[int] = ()
 
     def wait(self) -> None:
         """Until the probes are on the host."""
         if self.arrival is not None:
-            self.probes, self.arrival = self.arrival.read(), None
+            values = iter([value for part in self.arrival.read() for value in part])
+            self.probes = [list(islice(values, count)) for count in self.asked]
+            self.arrival = None
+
+
+@dataclass(slots=True)
+class _Probes:
+    """Probes that are answered together: the P places of their hidden states, and for each of all their ids which of
+    these it is about."""
+
+    places_P: torch.Tensor
+    which_K: torch.Tensor
+    ids_K: torch.Tensor
+    counts: list[int]
 
 
 @dataclass(slots=True)
@@ -80,9 +97,13 @@ class Prefiller:
             staged = self._put(arrays)
             self._staging.send()
             h_TC = self._programs.forward(self._batch(arrays, staged))
-        asked = [self._programs.logprobs(h_TC[at : at + 1], ids)[0] for at, ids in probes]
+        answers = [
+            self._programs.logprobs(h_TC.index_select(0, group.places_P), group.which_K, group.ids_K)
+            for group in probes
+        ]
         pending = None if sampling is None else self._sample(h_TC, sampling)
-        return PrefillResult(pending, [], self._results.fetch(asked) if asked else None)
+        arrival = self._results.fetch(answers) if answers else None
+        return PrefillResult(pending, [], arrival, [count for group in probes for count in group.counts])
 
     def _captured_states(self, arrays: ChunkArrays) -> torch.Tensor | None:
         """Hidden states by a captured program; None where there is none, and nothing was done."""
@@ -113,14 +134,24 @@ class Prefiller:
         put = self._staging.put
         return _Sampling([row for row, _ in picked], put(table[0].copy()), put(table[1].copy()), alive)
 
-    def _probes(self, chunks: Sequence[ChunkRun]) -> list[tuple[int, torch.Tensor]]:
-        found: list[tuple[int, torch.Tensor]] = []
-        start = 0
-        for chunk in chunks:
-            for place, ids in chunk.probes:
-                found.append((start + place, self._staging.put(np.array(ids, dtype=np.int64))))
-            start += len(chunk.ids)
-        return found
+    def _probes(self, chunks: Sequence[ChunkRun]) -> list[_Probes]:
+        starts = accumulate((len(chunk.ids) for chunk in chunks), initial=0)
+        found = [
+            (start + place, ids)
+            for start, chunk in zip(starts, chunks, strict=False)
+            for place, ids in chunk.probes
+        ]
+        groups = [found[at : at + PROBED_AT_ONCE] for at in range(0, len(found), PROBED_AT_ONCE)]
+        put = self._staging.put
+        return [
+            _Probes(
+                put(np.array([place for place, _ in group], dtype=np.int64)),
+                put(np.repeat(np.arange(len(group), dtype=np.int64), [len(ids) for _, ids in group])),
+                put(np.array([i for _, ids in group for i in ids], dtype=np.int64)),
+                [len(ids) for _, ids in group],
+            )
+            for group in groups
+        ]
 
     # -- on the device
 

@@ -72,6 +72,6 @@ class Programs:
         )
         return sampled, packed
 
-    def logprobs(self, h_NC: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-        """Unmasked natural-log probabilities [N, K] of ``ids`` after each hidden state."""
-        return self._driver.logits(h_NC).float().log_softmax(-1).index_select(1, ids)
+    def logprobs(self, h_NC: torch.Tensor, which_K: torch.Tensor, ids_K: torch.Tensor) -> torch.Tensor:
+        """Unmasked natural-log probabilities [K] of ``ids_K``, each after the hidden state that ``which_K`` names."""
+        return self._driver.logits(h_NC).float().log_softmax(-1)[which_K, ids_K]
