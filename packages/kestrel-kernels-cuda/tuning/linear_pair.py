@@ -24,18 +24,17 @@ from kestrel_kernels_cuda.linear_pair import Config
 LAYERS, DIM, FF, HEADS, HEAD, ROTATED, PAGE, CONTEXT = 24, 2048, 8192, 32, 64, 32, 16, 742
 COPY = 4.28e12  # bytes a second, read and written
 PAIRS = [
-    Config(bn=bn, bk=bk, warps=warps)
-    for bn, bk, warps in (
-        (4, 1024, 4), (8, 2048, 8), (4, 2048, 8), (2, 1024, 4), (8, 1024, 8), (4, 512, 2), (2, 512, 2), (8, 512, 4),
-        (2, 256, 1), (4, 512, 4), (16, 1024, 8), (8, 256, 4),
+    Config(bn=bn, bk=2048, warps=warps, programs=programs, depth=depth)
+    for bn, warps, programs, depth in (
+        (8, 8, 256, 2), (8, 8, 264, 2), (8, 8, 264, 1), (8, 4, 264, 1), (8, 4, 396, 1), (4, 4, 512, 2), (4, 4, 528, 1),
+        (4, 8, 396, 2), (4, 8, 264, 2), (2, 4, 660, 2), (4, 2, 528, 1), (8, 8, 132, 1),
     )
 ]  # fmt: skip
 SUMS = [
-    Config(bn=bn, bk=bk, warps=warps, readers=readers, ahead=ahead)
-    for bn, bk, warps, readers, ahead in (
-        (1, 1024, 4, 792, 1), (1, 1024, 4, 792, 0), (1, 1024, 4, 660, 1), (1, 1024, 4, 660, 2), (1, 2048, 8, 396, 0),
-        (1, 2048, 8, 396, 2), (1, 2048, 8, 396, 3), (2, 1024, 4, 396, 1), (2, 2048, 8, 264, 1), (2, 2048, 8, 264, 2),
-        (1, 512, 2, 1056, 0), (1, 512, 2, 1056, 1), (1, 1024, 4, 528, 1), (1, 1024, 4, 528, 2),
+    Config(bn=bn, bk=bk, warps=warps, depth=depth)
+    for bn, bk, warps, depth in (
+        (8, 2048, 8, 2), (8, 2048, 8, 1), (8, 2048, 4, 1), (8, 1024, 4, 2), (8, 1024, 8, 4), (4, 2048, 4, 2),
+        (4, 2048, 8, 3), (4, 1024, 4, 4), (4, 1024, 4, 2), (2, 2048, 8, 5), (2, 2048, 4, 5), (4, 2048, 8, 5),
     )
 ]  # fmt: skip
 
@@ -90,10 +89,10 @@ class Step:
     def attend(self, qkv: torch.Tensor, layer: int) -> torch.Tensor:
         """Attention of one layer."""
         q, k, v = qkv.view(1, 3 * HEADS, HEAD).split(HEADS, dim=1)
-        q = self.impls["qk_norm_rope_kv_write"].fn(
-            q, k, v, self.view, layer, *self.angles, None, None, 1e-6, add_one=False
+        attend = self.impls["decode_attention"].fn
+        out = attend(
+            q, k, v, self.view, layer, HEAD**-0.5, *self.angles, None, None, 1e-6, None, None, add_one=False
         )
-        out = self.impls["paged_attention"].fn(q, self.view, layer, HEAD**-0.5, None, None)
         return out.flatten(1)
 
     def paired(self, _: int) -> None:
@@ -124,7 +123,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=40)
     end = time.monotonic() + parser.parse_args().seconds
-    need_gpu()
     step = Step()
     size = sum(
         w.numel() * 2
