@@ -123,6 +123,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=40)
     end = time.monotonic() + parser.parse_args().seconds
+    need_gpu()
     step = Step()
     size = sum(
         w.numel() * 2
