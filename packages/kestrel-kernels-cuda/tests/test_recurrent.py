@@ -173,11 +173,8 @@ def test_dead_rows_of_a_step_give_zeros_and_touch_no_live_slot(place: torch.devi
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("heads", [6, 16], ids=["of three", "of eight"])
-def test_steps_after_steps_agree_with_the_reference(
-    dtype: torch.dtype, heads: int, place: torch.device
-) -> None:
-    shape = RecurrentShape(lens=(1,) * 3, key_heads=2, heads=heads, stores=((1, 1), (2, 1)))
+def test_steps_after_steps_agree_with_the_reference(dtype: torch.dtype, place: torch.device) -> None:
+    shape = RecurrentShape(lens=(1,) * 3, key_heads=2, heads=6, stores=((1, 1), (2, 1)))
     mine, theirs = (make_step(shape, 4, place, dtype) for _ in range(2))
     for _ in range(3):
         got, want = _run(gated_delta_step, mine), _run(OPS["gated_delta_step"].reference, theirs)
