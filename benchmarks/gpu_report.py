@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import io
 import re
 import time
@@ -52,11 +53,13 @@ class Report:
         self.add("profile", what, 1 - busy_share(kernel_spans(recorded)), "idle")
         show_kernels(recorded)
         self.keep(recorded, what)
+        del recorded
+        gc.collect()  # half a second for the profiler's objects: better now than while something is timed
 
     def keep(self, recorded: profile, what: str) -> None:
         """Write when each kernel ran to a file, where traces are asked for."""
         if self._traces is not None:
-            save_trace(recorded, self._traces / f"trace_{'_'.join(re.findall('[a-z0-9]+', what))}.json.gz")
+            save_trace(recorded, self._traces / f"trace_{'_'.join(re.findall('[A-Za-z0-9]+', what))}.json.gz")
 
 
 @asynccontextmanager
