@@ -84,7 +84,13 @@ async def text_cases(args: argparse.Namespace, report: Report, settings: Mapping
         args.weights / f"qwen-{args.size}{'-fp8' if is_fp8 else ''}",
         lambda path: write_qwen(path, args.size, DEVICE, fp8=is_fp8),
     )
-    sizes = {"max_batch_size": max(args.batches), "max_model_len": 4096, "max_batched_tokens": 8192}
+    sizes: dict[str, Any] = {
+        "max_batch_size": max(args.batches),
+        "max_model_len": 4096,
+        "max_batched_tokens": 8192,
+    }
+    if is_fp8:
+        sizes["fp8_weights"] = "keep"
     async with opened(path, report, "decode", **(sizes | settings)) as engine:
         if "decode" in args.cases:
             spared = float(eight_bit_weights(args.size)) if is_fp8 else 0.0

@@ -124,12 +124,12 @@ class Eight(KernelBackend):
 
 
 @pytest.mark.parametrize("serves", [True, False])
-def test_left_to_itself_the_family_keeps_what_a_backend_multiplies_by(eight_bits, serves, caplog):
+def test_auto_keeps_what_a_backend_multiplies_by(eight_bits, serves, caplog):
     card = read_card("a/model", eight_bits)
     ctx = BuildContext(
         device=torch.device("cpu"), dtype=torch.float32, ops=resolve_ops(backends=[Eight(serves)]),
         weights=SafetensorsReader.of(card), tokenizer=lambda: load_tokenizer(card.directory),
-        config=RuntimeConfig(model_path=eight_bits),
+        config=RuntimeConfig(model_path=eight_bits, fp8_weights="auto"),
     )  # fmt: skip
     with caplog.at_level(logging.INFO, logger="kestrel_qwen"):
         built = QwenFamily().build(card, ctx)

@@ -244,10 +244,10 @@ class RuntimeConfig:
     ``deterministic``: launches of fixed shapes, pictures and prefills one at a time, so that an answer does not depend
     on who else is served; slower. Without ``enable_prefix_cache``, whose hits change how prompts are cut, that holds to
     the last bit. ``strict_ops``: an error where an accelerator would run a plain-torch reference. ``recurrent_dtype``
-    "bfloat16" keeps the states of linear attention in half the memory, rounded at every step; answers differ then. On
-    the CPU only, so far. ``fp8_weights``: "keep" leaves the weights of block FP8 checkpoints in 8 bits, "widen" makes
-    them ``dtype``; "auto" keeps them where a kernel backend multiplies by them.
-    the CPU only, so far. ``kv_cache_dtype`` "fp8_e4m3" keeps the keys and values of pages in 8 bits each, as they are
+    "bfloat16" keeps the states of linear attention in half the memory, rounded at every step; answers differ then.
+    ``fp8_weights``: "widen" makes the weights of block FP8 checkpoints ``dtype``; "keep" leaves them in 8 bits, which
+    takes half the memory and has been slower; "auto" keeps them where a kernel backend multiplies by them.
+    ``kv_cache_dtype`` "fp8_e4m3" keeps the keys and values of pages in 8 bits each, as they are
     (scale 1), so that the same memory holds more positions; "auto": the model's dtype.
 
     ``media_processes``: so many processes decode the engine's pictures (the largest number of its models; started as
@@ -277,7 +277,7 @@ class RuntimeConfig:
     enable_cuda_graphs: bool = True
     steps_in_flight: int | None = None
     recurrent_dtype: Literal["float32", "bfloat16"] = "float32"
-    fp8_weights: Literal["auto", "keep", "widen"] = "auto"
+    fp8_weights: Literal["auto", "keep", "widen"] = "widen"
     kv_cache_dtype: Literal["auto", "fp8_e4m3"] = "auto"
     deterministic: bool = False
     strict_ops: bool = False

@@ -67,7 +67,7 @@ def keeps_blocks(
         return True
     log.info(
         "%d FP8 tensors are used as 16 or 32 bit floats: %s",
-        len(eight), problem or "fp8_weights='widen' was asked for",
+        len(eight), problem or "fp8_weights is 'widen'",
     )  # fmt: skip
     return False
 
