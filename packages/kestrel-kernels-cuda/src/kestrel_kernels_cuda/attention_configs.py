@@ -85,7 +85,7 @@ _SHORT_DECODE = {64: (64, 4, 1)}  # many rows of short contexts: several blocks 
 SHORTEST = 512  # keys of the longest row up to which these are used
 
 _PREFILL: dict[str, dict[int, tuple[int, int, int, int]]] = {  # to block_m, block_n, warps, stages
-    "sm_90": {64: (128, 64, 8, 3), 128: (128, 64, 8, 3), 256: (128, 64, 8, 2), 512: (64, 16, 8, 2)},
+    "sm_90": {64: (128, 64, 8, 3), 128: (128, 64, 8, 3), 256: (128, 32, 8, 2), 512: (64, 16, 8, 2)},
     "sm_80": {64: (128, 64, 8, 3), 128: (128, 64, 8, 2), 256: (64, 32, 8, 2), 512: (64, 16, 8, 2)},
     "small": {64: (128, 64, 8, 2), 128: (64, 64, 8, 2), 256: (64, 32, 8, 2), 512: (32, 16, 8, 2)},
 }
