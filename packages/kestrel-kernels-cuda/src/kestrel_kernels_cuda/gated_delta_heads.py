@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from kestrel_kernels_cuda.gated_delta_parts import add_pairs, add_triples, softplus
-from kestrel_kernels_cuda.linear_parts import start_next, wait_for_previous
+from kestrel_kernels_cuda.overlap import start_next, wait_for_previous
 
 __all__ = ["heads_kernel"]
 

@@ -10,7 +10,8 @@ import triton
 import triton.language as tl
 
 from kestrel_kernels_cuda.launch import Launch
-from kestrel_kernels_cuda.linear_parts import activate, start_next, wait_for_previous
+from kestrel_kernels_cuda.linear_parts import activate
+from kestrel_kernels_cuda.overlap import start_next, wait_for_previous
 from kestrel_kernels_cuda.overlap import overlaps_on
 
 __all__ = ["gate_launch", "product"]

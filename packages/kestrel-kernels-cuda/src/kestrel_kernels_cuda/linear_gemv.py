@@ -5,7 +5,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kestrel_kernels_cuda.linear_parts import activate, prefetch, start_next, wait_for_previous
+from kestrel_kernels_cuda.linear_parts import activate, prefetch
+from kestrel_kernels_cuda.overlap import start_next, wait_for_previous
 
 __all__ = ["gemv_kernel"]
 

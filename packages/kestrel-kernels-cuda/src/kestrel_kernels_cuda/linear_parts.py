@@ -5,9 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kestrel_kernels_cuda.overlap import start_next, wait_for_previous
-
-__all__ = ["activate", "finish", "prefetch", "start_next", "wait_for_previous"]
+__all__ = ["activate", "finish", "prefetch"]
 
 
 @triton.jit
