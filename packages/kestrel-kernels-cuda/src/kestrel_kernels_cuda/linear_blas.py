@@ -11,8 +11,7 @@ import triton.language as tl
 
 from kestrel_kernels_cuda.launch import Launch
 from kestrel_kernels_cuda.linear_parts import activate
-from kestrel_kernels_cuda.overlap import start_next, wait_for_previous
-from kestrel_kernels_cuda.overlap import overlaps_on
+from kestrel_kernels_cuda.overlap import overlaps_on, start_next, wait_for_previous
 
 __all__ = ["gate_launch", "product"]
 
