@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ from PIL import Image
 
 from kestrel.errors import EngineBusyError, EngineStoppedError, InvalidMediaError
 from kestrel.media import DecoderProcesses, MediaLimits, NormalisedImage, normalise_image
+from kestrel.media.wire import send
 
 LIMITS = MediaLimits()
 
@@ -108,6 +111,28 @@ def test_a_process_that_was_ended_is_replaced() -> None:
     processes.close()
 
 
+def test_processes_that_were_ended_between_pictures_cost_no_picture() -> None:
+    processes = DecoderProcesses(3)
+    raw = _encoded("JPEG")
+    all_take = threading.Barrier(3)
+    threads = [
+        threading.Thread(target=lambda: processes.decode(raw, "it", LIMITS, lambda nbytes: all_take.wait(30)))
+        for _ in range(3)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    gone = processes.pids
+    assert len(gone) == 3
+    for pid in gone:
+        os.kill(pid, signal.SIGTERM)
+    _wait_until_none_runs(gone)
+    assert _by(processes, raw).original_size == (61, 40)
+    assert not set(processes.pids) & set(gone)
+    processes.close()
+
+
 def test_a_picture_that_ends_its_processes_is_refused() -> None:
     processes = DecoderProcesses(1)
 
@@ -161,12 +186,81 @@ def test_several_threads_share_few_processes() -> None:
     processes.close()
 
 
+@pytest.mark.parametrize("interpreter", ["/no/such/python", "", None, "says it is no python"])
 def test_without_processes_to_start_the_thread_decodes(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    interpreter: str | None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    if interpreter and " " in interpreter:
+        if os.name != "posix":
+            pytest.skip("a program of one line needs a shell")
+        program = tmp_path / "program"
+        program.write_text("#!/bin/sh\necho I am another program and take other options\n")
+        program.chmod(0o755)
+        interpreter = str(program)
+    monkeypatch.setattr(sys, "executable", interpreter)
+    processes = DecoderProcesses(1)
+    for _ in range(2):
+        assert _by(processes, _encoded("JPEG")).original_size == (61, 40)
+    assert caplog.text.count("decoded on threads") == 1
+    assert not processes.pids
+
+
+def test_all_who_wait_for_a_process_that_does_not_start_decode_themselves(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(sys, "executable", "/no/such/python")
-    assert _by(DecoderProcesses(1), _encoded("JPEG")).original_size == (61, 40)
-    assert "decoded on threads" in caplog.text
+    processes, found = DecoderProcesses(1), list[NormalisedImage]()
+    threads = [
+        threading.Thread(target=lambda: found.append(_by(processes, _encoded("JPEG")))) for _ in range(6)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert len(found) == 6
+
+
+def test_a_frozen_program_is_not_started_anew_for_each_picture(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "frozen", True, raising=False)
+    processes = DecoderProcesses(1)
+    assert _by(processes, _encoded("JPEG")).original_size == (61, 40)
+    assert not processes.pids
+
+
+def test_processes_that_nobody_closed_end_with_what_started_them() -> None:
+    processes = DecoderProcesses(1)
+    _by(processes, _encoded("JPEG"))
+    pids = processes.pids
+    del processes
+    gc.collect()
+    _wait_until_none_runs(pids)
+
+
+def test_a_process_keeps_no_picture_that_it_has_answered() -> None:
+    import weakref
+
+    from kestrel.media import worker
+
+    kept: list[weakref.ref[np.ndarray]] = []
+
+    def decode(*args: object) -> NormalisedImage:
+        image = NormalisedImage(pixels=np.zeros((4, 4, 3), np.uint8), original_size=(4, 4))
+        kept.append(weakref.ref(image.pixels))
+        return image
+
+    class Requests(io.BytesIO):
+        def read(self, *args: int) -> bytes:
+            found = super().read(*args)
+            assert found or kept[0]() is None, "it waits for the next picture, and holds the last one"
+            return found
+
+    requests = io.BytesIO()
+    send(requests, {"label": "it", "max_image_pixels": 100}, b"encoded")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(worker, "decode_image", decode)
+        with pytest.raises(EOFError):
+            worker.serve(Requests(requests.getvalue()), io.BytesIO())
+    assert len(kept) == 1
 
 
 def test_a_process_ends_when_its_engine_lets_go_of_it() -> None:
@@ -181,12 +275,15 @@ def test_a_process_ends_when_its_engine_lets_go_of_it() -> None:
         "os._exit(1)\n"
     )
     done = subprocess.run([sys.executable, "-c", program], input=_encoded("JPEG"), stdout=subprocess.PIPE)
-    pid = int(done.stdout)
-    for _ in range(100):
-        if not _runs(pid):
+    _wait_until_none_runs([int(done.stdout)])
+
+
+def _wait_until_none_runs(pids: Iterable[int]) -> None:
+    for _ in range(200):
+        if not any(_runs(pid) for pid in pids):
             return
         time.sleep(0.05)
-    raise AssertionError("the process outlived its engine")
+    raise AssertionError(f"of the processes {pids} some run on")
 
 
 def _runs(pid: int) -> bool:

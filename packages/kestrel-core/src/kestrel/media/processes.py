@@ -3,29 +3,37 @@ hold on the interpreter. A decoder that crashes takes its picture with it, not t
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
+import os
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Callable
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
 from kestrel.errors import EngineStoppedError, InvalidMediaError
 from kestrel.media.image import NormalisedImage, decode_image
 from kestrel.media.limits import MediaLimits
-from kestrel.media.wire import receive, receive_into, send, widen
+from kestrel.media.wire import expect_ready, receive, receive_into, send, widen
 
 __all__ = ["DecoderProcesses"]
 
 log = logging.getLogger("kestrel.media")
 
-_PROGRAM = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from kestrel.media.worker import main; main()"
+_PROGRAM = (  # Ctrl-C is for the engine, whose end is the end of the input
+    "import json, signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); "
+    "sys.path[:] = json.loads(sys.argv[1]); from kestrel.media.worker import main; main()"
 )
 _TRIES = 2  # processes that a picture may cost: it may not have been its fault
+
+
+class _NotStartedError(Exception):
+    """A process could not be started, or ended before it was ready."""
 
 
 class DecoderProcesses:
@@ -38,6 +46,7 @@ class DecoderProcesses:
         self._all: set[_Process] = set()
         self._idle: list[_Process] = []
         self._closed = False
+        self._has_started: bool | None = None  # whether any ever did; None: not tried
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -54,23 +63,45 @@ class DecoderProcesses:
         """
         for _ in range(_TRIES):
             try:
-                process = self._take()
-            except OSError as error:
-                log.warning("pictures are decoded on threads: no process can be started", exc_info=error)
+                done = self._by_process(raw, label, limits, reserve)
+            except _NotStartedError as error:
+                self._warn(error)
                 return decode_image(raw, label, limits, reserve)
-            try:
-                return process.decode(raw, label, limits, reserve)
-            except (EOFError, OSError):
-                if process.is_between:  # it was ``reserve`` that raised
-                    raise
-                if not self._closed:
-                    log.warning("a process that decoded %s ended", label)
-            finally:
-                self._give_back(process)
+            if done is not None:
+                return done
         raise InvalidMediaError(
             f"{label} ended {_TRIES} processes that were decoding it: a fault of the decoder, or no memory. "
             "Save it anew, or give a smaller picture"
         )
+
+    def _by_process(
+        self, raw: bytes, label: str, limits: MediaLimits, reserve: Callable[[int], None]
+    ) -> NormalisedImage | None:
+        """What a process decodes; None when it ended meanwhile."""
+        process = self._take()
+        try:
+            process.await_ready()
+            self._has_started = True
+            return process.decode(raw, label, limits, reserve)
+        except _NotStartedError:
+            self._check()
+            raise
+        except (EOFError, OSError):
+            if process.is_between:  # it was ``reserve`` that raised
+                raise
+            self._check()
+            log.warning("a process that decoded %s ended", label)
+            return None
+        finally:
+            self._give_back(process)
+
+    def _warn(self, error: Exception) -> None:
+        """Say that a thread decodes. Where not even the first process came up, none is tried again."""
+        if self._has_started is None:
+            self._has_started = False
+            log.warning("pictures are decoded on threads from now on: no process can be started (%s)", error)
+        elif self._has_started:
+            log.warning("a picture is decoded on a thread: no process can be started (%s)", error)
 
     def close(self) -> None:
         """End all processes at once, whatever they do. Idempotent."""
@@ -86,15 +117,26 @@ class DecoderProcesses:
 
     def _take(self) -> _Process:
         with self._changed:
-            while not self._closed:
+            while True:
+                self._check()
+                if self._has_started is False:
+                    raise _NotStartedError("none ever did")
                 if self._idle:
-                    return self._idle.pop()
-                if len(self._all) < self._count:
+                    process = self._idle.pop()
+                    if process.runs:
+                        return process
+                    self._all.discard(process)  # it was ended while it had nothing to do
+                    process.put_away()
+                elif len(self._all) < self._count:
                     process = _Process()
                     self._all.add(process)
                     return process
-                self._changed.wait()
-        raise EngineStoppedError("the engine was shut down before the request finished")
+                else:
+                    self._changed.wait()
+
+    def _check(self) -> None:
+        if self._closed:
+            raise EngineStoppedError("the engine was shut down before the request finished")
 
     def _give_back(self, process: _Process) -> None:
         """``process`` is free for the next picture, or lost."""
@@ -104,28 +146,43 @@ class DecoderProcesses:
                 self._all.discard(process)
             else:
                 self._idle.append(process)
-            self._changed.notify()
+            self._changed.notify_all()
         if is_lost:
             process.put_away()
 
 
 class _Process:
-    """One process. ``is_between``: it waits for a request."""
+    """One process. ``is_between``: it waits for a request. It ends with this object, at the latest."""
 
     def __init__(self) -> None:
-        command = [sys.executable, "-I", "-c", _PROGRAM, json.dumps(sys.path)]
-        self._running = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        self._requests, self._answers = self._running.stdin, self._running.stdout
-        for pipe in (self._requests, self._answers):
-            widen(_open(pipe))
-        self.pid = self._running.pid
-        self.is_between = True
+        running = _started()
+        self._running = running
+        self._requests, self._answers = _pipe(running.stdin), _pipe(running.stdout)
+        self.put_away = weakref.finalize(self, _end, running, os.getpid())
+        self.pid = running.pid
+        self.is_between = False
+        self._is_ready = False
+
+    @property
+    def runs(self) -> bool:
+        """Whether it did not end yet."""
+        return self._running.poll() is None
+
+    def await_ready(self) -> None:
+        """Wait until it takes requests. _NotStartedError when it ended instead."""
+        if self._is_ready:
+            return
+        try:
+            expect_ready(self._answers)
+        except (EOFError, OSError) as error:
+            raise _NotStartedError(f"{sys.executable}: {error}") from error
+        self._is_ready = self.is_between = True
 
     def decode(
         self, raw: bytes, label: str, limits: MediaLimits, reserve: Callable[[int], None]
     ) -> NormalisedImage:
         """As ``decode_image``. EOFError or OSError when the process ended."""
-        requests, answers = _open(self._requests), _open(self._answers)
+        requests, answers = self._requests, self._answers
         self.is_between = False
         send(requests, {"label": label, "max_image_pixels": limits.max_image_pixels}, raw)
         header, size = receive(answers)
@@ -154,17 +211,35 @@ class _Process:
         """End it now; who waits for an answer hears that there is none. On any thread."""
         self._running.kill()
 
-    def put_away(self) -> None:
-        """End it, and close its pipes, which nobody uses any more."""
-        self._running.kill()
-        self._running.wait()
-        for pipe in (self._requests, self._answers):
-            try:
-                _open(pipe).close()
-            except OSError:  # what was still to be written has nobody to read it
-                continue
+
+def _started() -> subprocess.Popen[bytes]:
+    """A process of this interpreter. _NotStartedError where there is none: what a frozen program names as its
+    interpreter is itself, and it would begin anew."""
+    if (
+        getattr(sys, "frozen", False) or not sys.executable
+    ):  # set by those that freeze programs, by nobody else
+        raise _NotStartedError("this program has no interpreter of its own to start")
+    paths = json.dumps([path for path in sys.path if isinstance(path, str)])  # Python looks at no others
+    command = [sys.executable, "-I", "-c", _PROGRAM, paths]
+    try:
+        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    except OSError as error:
+        raise _NotStartedError(str(error)) from error
 
 
-def _open(pipe: IO[bytes] | None) -> Any:
+def _pipe(pipe: Any) -> Any:
     assert pipe is not None, "the process was started without pipes"
+    widen(pipe)
     return pipe
+
+
+def _end(running: subprocess.Popen[bytes], owner: int) -> None:
+    """End a process, and close its pipes, which nobody uses any more. Nothing in a fork of its owner."""
+    if os.getpid() != owner:
+        return
+    running.kill()
+    running.wait()
+    for pipe in (running.stdin, running.stdout):
+        if pipe is not None:
+            with contextlib.suppress(OSError):  # what was still to be written has nobody to read it
+                pipe.close()

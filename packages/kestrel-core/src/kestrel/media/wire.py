@@ -8,9 +8,11 @@ import sys
 from collections.abc import Mapping
 from typing import Any, BinaryIO
 
-__all__ = ["receive", "receive_into", "send", "widen"]
+__all__ = ["expect_ready", "receive", "receive_into", "say_ready", "send", "widen"]
 
 _SIZES = struct.Struct("<IQ")  # bytes of the header, bytes behind it
+
+_READY = b"kestrel decodes\n"  # the first that a process says: whatever else was started says something else
 
 _PIPE_BYTES = 1 << 20  # most pictures pass in two turns then, instead of in twenty
 
@@ -24,6 +26,19 @@ def widen(pipe: BinaryIO) -> None:
             fcntl.fcntl(pipe.fileno(), fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
         except OSError:  # the user's pipes are at their limit: it works as it is
             return
+
+
+def say_ready(file: BinaryIO) -> None:
+    """Write what ``expect_ready`` waits for."""
+    file.write(_READY)
+    file.flush()
+
+
+def expect_ready(file: BinaryIO) -> None:
+    """Wait for the other side's first word. EOFError when it ends, or says anything else."""
+    found = _exactly(file, len(_READY))
+    if found != _READY:
+        raise EOFError(f"the other side is no decoder: it said {found!r}")
 
 
 def send(file: BinaryIO, header: Mapping[str, Any], data: bytes | memoryview = b"") -> None:
