@@ -67,6 +67,12 @@ def test_all_entry_paths_give_the_same_array(rgb, tmp_path):
             assert np.array_equal(found, rgb)
 
 
+@pytest.mark.parametrize("size", [(3, 40_000), (219, 100), (301, 200), (40_000, 2)])
+def test_pictures_of_several_strips_are_whole(size):
+    wanted = np.random.default_rng(1).integers(0, 256, (*size, 3), dtype=np.uint8)
+    assert np.array_equal(pixels(saved(Image.fromarray(wanted))), wanted)
+
+
 def test_result_does_not_change_with_the_array_it_came_from(rgb):
     found = pixels(rgb)
     before = found.copy()

@@ -16,7 +16,7 @@ from kestrel.spi import Completion, Infer, MediaItem, Request
 from kestrel.types import Media, Prepared, StreamChunk, Token
 
 if TYPE_CHECKING:
-    from kestrel.engine.loaded import LoadedModel
+    from kestrel.engine.loaded import LoadedModel, MakeWork
     from kestrel.engine.scope import CallScope
 
 __all__ = ["EngineInfer"]
@@ -34,10 +34,14 @@ class EngineInfer(Infer):
         self.prompt = model.built.prompt
 
     async def __call__(self, request: Request) -> list[Completion]:
+        return await self.made(lambda: request)
+
+    async def made(self, make: Callable[[], Request]) -> list[Completion]:
+        request, works = await self._works(make)
         is_watched = self._scope.emit is not None and request.settings.n == 1
         emit = self.emit if is_watched else None
         outputs = [Output(request, emit) for _ in range(request.settings.n)]
-        receivers = await self._submit(request, [output.feed for output in outputs], is_watched=is_watched)
+        receivers = self._submit(works, [output.feed for output in outputs], is_watched=is_watched)
         try:
             ends = await _all_done(receivers)
         finally:
@@ -54,7 +58,8 @@ class EngineInfer(Infer):
             for token in tokens:
                 queue.put_nowait(token)
 
-        receivers = await self._submit(request, [put], is_watched=True)
+        _, works = await self._works(lambda: request)
+        receivers = self._submit(works, [put], is_watched=True)
         receivers[0].done.add_done_callback(lambda _: queue.put_nowait(None))
         try:
             while (token := await queue.get()) is not None:
@@ -104,13 +109,22 @@ class EngineInfer(Infer):
         for receiver in list(self._scope.running):
             self._settle([receiver])
 
-    async def _submit(
-        self, request: Request, feeds: Sequence[Callable[[Sequence[Token]], None]], *, is_watched: bool
+    async def _works(self, make: Callable[[], Request]) -> tuple[Request, MakeWork]:
+        """What ``make`` gives, and what makes its works: in one turn on the pool."""
+        model, scope = self._model, self._scope
+        scope.check()
+
+        def both() -> tuple[Request, MakeWork]:
+            request = make()
+            return request, model.works(request, scope)
+
+        return await self.cpu(both)
+
+    def _submit(
+        self, make: MakeWork, feeds: Sequence[Callable[[Sequence[Token]], None]], *, is_watched: bool
     ) -> list[Receiver]:
         """Works on the lane, one per output; all of them or none. The call's first work alone counts as queued."""
         model, scope = self._model, self._scope
-        scope.check()
-        make = await self.cpu(lambda: model.works(request, scope))
         scope.check()
         router, cancel = model.router, model.lane.cancel
         receivers = [router.open(cancel, feed, is_watched=is_watched) for feed in feeds]

@@ -27,7 +27,7 @@ from kestrel.types import Layout, Media, Prepared
 if TYPE_CHECKING:
     from kestrel.engine.scope import CallScope
 
-__all__ = ["LoadedModel", "Shared"]
+__all__ = ["LoadedModel", "MakeWork", "Shared"]
 
 MakeWork = Callable[[int, int, bool], Work | StepWork]
 """``make(work_id, choice, exempt)``: the work of one output."""

@@ -49,6 +49,7 @@ _UPRIGHT = {
 }  # fmt: skip
 _BYTES_PER_PIXEL = 7  # at the peak: Pillow's 4 beside the array's 3
 _BLOCKS_KEPT = 8  # of the size that pictures had lately, at most 16 MiB each
+_STRIP_BYTES = 1 << 16  # ImageFile.MAXBLOCK: what Pillow packs in one piece
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 
 _one_catches_warnings = threading.Lock()  # the warnings module has one state per process
@@ -115,7 +116,7 @@ def _normalised(
     notes: list[str] = []
     try:
         upright = _decoded(image, notes, is_given=is_given)
-        pixels = np.array(upright, dtype=np.uint8)
+        pixels = _pixels(upright)
     except InvalidMediaError as error:
         raise InvalidMediaError(f"{label}: {error}") from error
     except Exception as error:  # decoders raise anything; only this picture is at fault
@@ -124,6 +125,17 @@ def _normalised(
             "It may be truncated or damaged; send it again or save it anew"
         ) from error
     return NormalisedImage(pixels=pixels, warnings=tuple(notes), original_size=(width, height))
+
+
+def _pixels(rgb: Image.Image) -> NDArray[np.uint8]:
+    """The pixels [H, W, 3] of ``rgb``, strip by strip: of a whole picture Pillow joins many pieces, whose fresh memory
+    costs more than decoding."""
+    width, height = rgb.size
+    pixels = np.empty((height, width, 3), dtype=np.uint8)
+    rows = max(1, _STRIP_BYTES // (3 * width))
+    for top in range(0, height, rows):
+        pixels[top : top + rows] = np.asarray(rgb.crop((0, top, width, min(top + rows, height))))
+    return pixels
 
 
 def load_decoders() -> None:

@@ -77,29 +77,28 @@ class TokenDriver(ABC):
         after every span, and makes no range bidirectional.
         """
         ids: list[int] = []
-        aux: list[tuple[int, ...]] = []
+        bins: dict[int, Sequence[tuple[int, ...]]] = {}  # by where they begin
         spans: list[Span] = []
         media: list[Prepared] = []
-        empty = (0,) * self.spec.aux_width
         for segment in segments:
             match segment:
                 case Text(text):
-                    new = self.tokenizer.encode(text)
-                    ids += new
-                    aux += [empty] * len(new)
+                    ids += self.tokenizer.encode(text)
                 case Tokens(new_ids, new_aux):
+                    if any(map(any, new_aux)):
+                        bins[len(ids)] = new_aux
                     ids += new_ids
-                    aux += new_aux or [empty] * len(new_ids)
                 case Media(prepared):
                     if prepared.num_positions:
                         spans.append(Span(len(ids), len(ids) + prepared.num_positions, len(media)))
                     media.append(prepared)
                     ids += [0] * prepared.num_positions
-                    aux += [empty] * prepared.num_positions
-        has_aux = any(any(bins) for bins in aux)
+        aux = [(0,) * self.spec.aux_width] * len(ids) if bins else []
+        for start, found in bins.items():
+            aux[start : start + len(found)] = found
         return Layout(
             tokens=tuple(ids),
-            aux=tuple(aux) if has_aux else (),
+            aux=tuple(aux),
             spans=tuple(spans),
             media=tuple(media),
             marks=tuple(span.end for span in spans),

@@ -104,6 +104,10 @@ class Infer(ABC):
     async def __call__(self, request: Request) -> list[Completion]:
         """Run ``request``; one completion per ``n``."""
 
+    async def made(self, make: Callable[[], Request]) -> list[Completion]:
+        """Run the request that ``make`` gives on a pool thread."""
+        return await self(await self.cpu(make))
+
     @abstractmethod
     def stream(self, request: Request) -> AsyncIterator[Token]:
         """The tokens of ``request`` (``n`` = 1) as they are committed; a sampled stop id included."""
@@ -156,7 +160,7 @@ class Skill(ABC):
         self, call: Call, infer: Infer, prompt: PromptFormat, tokenizer: TextTokenizer
     ) -> list[Completion]:
         """Run the call: by default one request, made on a pool thread; completions carry the readers' results."""
-        return await infer(await infer.cpu(lambda: self.request(call, prompt, tokenizer)))
+        return await infer.made(lambda: self.request(call, prompt, tokenizer))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
