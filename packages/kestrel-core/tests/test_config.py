@@ -87,3 +87,11 @@ def test_shown_values_are_short_and_never_fail():
     assert len(shown("a" * 10**6)) < 300
     assert shown(10**5000) == "a int that cannot be shown"
     assert shown(Unshowable()) == "a Unshowable that cannot be shown"
+
+
+@pytest.mark.parametrize(
+    "device", ["cuda:", "cpu:", "mps:0", "auto:", "cuda:-1", "cuda:１", "cuda:" + "9" * 30]
+)
+def test_a_device_that_no_machine_has_is_refused_with_the_choices(device):
+    with pytest.raises(InvalidRequestError, match=r"device is .*Choices: auto, cpu, cuda, cuda:N, mps"):
+        RuntimeConfig(device=device)

@@ -328,8 +328,9 @@ _DTYPES = ("auto", "float32", "float16", "bfloat16")
 
 
 def _device(name: str, device: Any) -> str:
-    kind, _, index = device.partition(":") if isinstance(device, str) else ("", "", "")
-    if kind not in ("auto", "cpu", "cuda", "mps") or (index and (kind != "cuda" or not index.isdecimal())):
+    kind, colon, index = device.partition(":") if isinstance(device, str) else ("", "", "")
+    is_numbered = kind == "cuda" and index.isascii() and index.isdecimal() and len(index) < MAX_ID_DIGITS
+    if kind not in ("auto", "cpu", "cuda", "mps") or (colon and not is_numbered):
         raise InvalidRequestError(f"{name} is {shown(device)}. Choices: auto, cpu, cuda, cuda:N, mps")
     return str(device)
 

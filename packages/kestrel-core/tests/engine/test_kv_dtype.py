@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kestrel.config import RuntimeConfig
-from kestrel.engine.kv_dtype import kv_dtype_of, set_kv_dtype
+from kestrel.engine.kv_dtype import check_recurrent_dtype, kv_dtype_of, set_kv_dtype
 from kestrel.errors import InvalidRequestError
 from kestrel.layers import PagedAttention
 from kestrel.ops import resolve_ops
@@ -43,6 +43,20 @@ def test_pages_take_a_quarter_of_float32_and_other_state_stays_as_it_is():
     sizes = fixed_pages(before, 7, max_rows=2)
     taken = [pool_bytes(spec, sizes, dtype=torch.float32, page_size=4) for spec in (before, model.main.spec)]
     assert taken[0] - taken[1] == 2 * 3 * (7 + 1) * 2 * 2 * 4 * 4  # of keys and values, in two states
+
+
+def test_a_model_whose_state_does_not_follow_recurrent_dtype_refuses_it():
+    def delta(dtype):
+        return Recurrent(name="delta", layers=1, parts=(StatePart(name="state", shape=(2,), dtype=dtype),))
+
+    half = RuntimeConfig(recurrent_dtype="bfloat16")
+    check_recurrent_dtype(built(PagedKV(name="full", **PAGES), delta("bfloat16")), half)
+    check_recurrent_dtype(built(delta("float32")), RuntimeConfig())
+    for states in ((), (PagedKV(name="full", dtype="bfloat16", **PAGES),), (delta("float32"),)):
+        with pytest.raises(
+            InvalidRequestError, match=r"'bfloat16' was asked for, and .* keeps no state.*Leave"
+        ):
+            check_recurrent_dtype(built(*states), half)
 
 
 def test_a_model_without_pages_and_a_device_without_such_floats_refuse(monkeypatch):

@@ -11,7 +11,7 @@ import torch
 
 from kestrel.device import counts_peaks
 from kestrel.engine.decode_path import DecodePath, capture_decode, check_decode_path
-from kestrel.engine.kv_dtype import kv_dtype_of, set_kv_dtype
+from kestrel.engine.kv_dtype import check_recurrent_dtype, kv_dtype_of, set_kv_dtype
 from kestrel.engine.loaded import LoadedModel, Shared
 from kestrel.engine.loading import Blueprint, ProgressReport
 from kestrel.engine.memory import Demand, return_memory, settle_memory
@@ -58,6 +58,7 @@ def load_model(
         with stages("weights"):
             built = _build(blueprint, device, demand, ops, progress)
             set_kv_dtype(built, kv_dtype, config)
+            check_recurrent_dtype(built, config)
         with stages("kernels"):
             for query in built.main.spec.op_needs:
                 ops.resolve(query)
@@ -72,8 +73,8 @@ def load_model(
         if not _is_out_of_memory(error):
             raise
         raise CapacityError(
-            f"loading {blueprint.card.model_id!r} ran out of memory on {device}: {error}. "
-            f"Lower {demand.setting}, or choose a smaller dtype or model."
+            f"loading {blueprint.card.model_id!r} ran out of memory on {device}: {str(error) or 'no memory'}. "
+            f"Lower {demand.setting}, max_batch_size or max_batched_tokens, or choose a smaller dtype or model."
         ) from error
     _log_place(blueprint, device, demand)
     decode = _warm_up(built, blueprint, device, ops, lane, thread, progress, stages)

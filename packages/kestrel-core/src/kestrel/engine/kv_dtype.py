@@ -1,4 +1,4 @@
-"""The dtype of keys and values in pages, where ``kv_cache_dtype`` asks for another than the model's."""
+"""The dtypes of a model's state, where ``kv_cache_dtype`` and ``recurrent_dtype`` ask for others than its own."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import torch
 
 from kestrel.config import RuntimeConfig
 from kestrel.errors import InvalidRequestError
-from kestrel.spi import Built, PagedKV, StateSpec, StepDriver, WindowKV
+from kestrel.spi import Built, PagedKV, Recurrent, StateSpec, StepDriver, WindowKV
 
-__all__ = ["kv_dtype_of", "set_kv_dtype"]
+__all__ = ["check_recurrent_dtype", "kv_dtype_of", "set_kv_dtype"]
 
 _NAMES = {"auto": "auto", "fp8_e4m3": "float8_e4m3fn"}
 OLDEST = (8, 9)  # compute capability of CUDA devices that convert floats of 8 bits
@@ -41,6 +41,18 @@ def set_kv_dtype(built: Built, name: str, config: RuntimeConfig) -> None:
             "pages whose dtype is free. Use kv_cache_dtype 'auto'."
         )
     driver.spec = replace(driver.spec, states=changed)
+
+
+def check_recurrent_dtype(built: Built, config: RuntimeConfig) -> None:
+    """InvalidRequestError where ``recurrent_dtype`` asks for less than float32 and no state of ``built`` follows it."""
+    name = config.recurrent_dtype
+    states = () if isinstance(built.main, StepDriver) else built.main.spec.states
+    parts = [part for state in states if isinstance(state, Recurrent) for part in state.parts]
+    if name != "float32" and not any(part.dtype == name for part in parts):
+        raise InvalidRequestError(
+            f"recurrent_dtype {name!r} was asked for, and {config.label} keeps no state of linear attention in it. "
+            "Leave recurrent_dtype out."
+        )
 
 
 def _kept_in(name: str, state: StateSpec) -> StateSpec:
