@@ -4,8 +4,8 @@
                              [--weights DIR] [--weights-dtype fp8] [--peers [compiled]] [--set decode_path=native …]
 
 ``ceilings``: a large copy and a large product, which the floors below are computed from. ``decode``: a step of Qwen at
-batch 1, 16, 64, 256 with prompts of 1,024; the difference between runs of 144 and of 16 tokens, whose prompts the
-prefix cache holds, over 128. ``prefill``: TTFT at batch 1, and 16 prompts at once, nothing cached. ``idle``: the share
+batch 1, 16, 64, 256 with prompts of 1,024; the difference between the medians of five runs of 144 and five of 16 tokens,
+whose prompts the prefix cache holds, over 128. ``prefill``: TTFT at batch 1, and 16 prompts at once, nothing cached. ``idle``: the share
 of time in which no kernel runs, with 64 streaming consumers; beside eight threads that decode JPEGs; beside eight that
 have processes decode them.
 ``whisper``: windows of 30 s of noise, 112 tokens each. ``photo``: Moondream 2, a question on distinct JPEGs of

@@ -55,12 +55,13 @@ async def decode(
         texts = prompts(batch, batch)
         for new in (4, 4):
             await together(engine, texts, new)
-        steps = []
-        for _ in range(3):
-            short, _ = await together(engine, texts, 16)
-            long, results = await together(engine, texts, 16 + NEW)
-            steps.append((long - short) / NEW * 1e3)
-        step = statistics.median(steps)
+        short, long = [], []
+        for _ in range(5):
+            seconds, _ = await together(engine, texts, 16)
+            short.append(seconds)
+            seconds, results = await together(engine, texts, 16 + NEW)
+            long.append(seconds)
+        step = (statistics.median(long) - statistics.median(short)) / NEW * 1e3
         moved = weights - spared + batch * (2 * state + kv * (PROMPT + NEW / 2))
         floor = moved / report.copy_tb_s / 1e9
         with report.profiled(f"decode, batch {batch}"):
