@@ -3,11 +3,11 @@
     python benchmarks/gpu.py [--cases ceilings decode prefill idle whisper photo questions] [--size 4B] [--json FILE]
                              [--weights DIR] [--weights-dtype fp8] [--peers [compiled]] [--set decode_path=native …]
 
-``ceilings``: a large copy and a large product, which the floors below are computed from. ``decode``: a step of Qwen at
-batch 1, 16, 64, 256 with prompts of 1,024; the difference between the medians of five runs of 144 and five of 16 tokens,
-whose prompts the prefix cache holds, over 128. ``prefill``: TTFT at batch 1, and 16 prompts at once, nothing cached. ``idle``: the share
-of time in which no kernel runs, with 64 streaming consumers; beside eight threads that decode JPEGs; beside eight that
-have processes decode them.
+``ceilings``: a large copy and a large product, which the floors below are computed from. ``decode``: a step
+of Qwen at batch 1, 16, 64, 256 with prompts of 1,024; the difference between the medians of five runs of 144
+and five of 16 tokens, whose prompts the prefix cache holds, over 128. ``prefill``: TTFT at batch 1, and 16
+prompts at once, nothing cached. ``idle``: the share of time in which no kernel runs, with 64 streaming
+consumers; beside eight threads that decode JPEGs; beside eight that have processes decode them.
 ``whisper``: windows of 30 s of noise, 112 tokens each. ``photo``: Moondream 2, a question on distinct JPEGs of
 800 × 600, 1 and 64 at a time. ``questions``: five on each of three photos, shuffled. ``--cold`` compiles every kernel
 again, as a new installation would. ``--weights-dtype fp8``: Qwen's products are with 8-bit floats. ``--peers`` runs
