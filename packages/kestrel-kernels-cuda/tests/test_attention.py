@@ -44,7 +44,7 @@ def rows(*extents: tuple[int, int]) -> tuple[RowExtent, ...]:
     return tuple(RowExtent(query_len, computed) for query_len, computed in extents)
 
 
-def agrees(shape: ViewShape, place: torch.device, **changes: object) -> None:
+def assert_agrees(shape: ViewShape, place: torch.device, **changes: object) -> None:
     q, view = launch(shape, place, **changes)
     count = shape.tokens - shape.spare_tokens
     got = attention_paged.paged_attention(q, view, 1, 0.2, shape.softcap)
@@ -57,7 +57,7 @@ LONG_AND_SHORT = rows((1, 3), (1, 700), (1, 0), (1, 129), (1, 64))
 
 @pytest.mark.parametrize("head_dim", [16, 40, 72])
 def test_decode_of_one_long_row_among_short_ones(place: torch.device, head_dim: int) -> None:
-    agrees(ViewShape(rows=LONG_AND_SHORT, page_size=16, heads=6, kv_heads=2, head_dim=head_dim), place)
+    assert_agrees(ViewShape(rows=LONG_AND_SHORT, page_size=16, heads=6, kv_heads=2, head_dim=head_dim), place)
 
 
 def test_decode_with_a_ceiling_far_above_every_length(place: torch.device) -> None:
@@ -69,7 +69,7 @@ def test_decode_with_a_ceiling_far_above_every_length(place: torch.device) -> No
 
 @pytest.mark.parametrize("window", [1, 33, 200])
 def test_decode_in_a_window_with_a_softcap(place: torch.device, window: int) -> None:
-    agrees(ViewShape(rows=LONG_AND_SHORT, page_size=16, window=window, softcap=5.0), place)
+    assert_agrees(ViewShape(rows=LONG_AND_SHORT, page_size=16, window=window, softcap=5.0), place)
 
 
 @pytest.mark.parametrize("extents", [LONG_AND_SHORT, rows((60, 80), (3, 50))], ids=["decode", "prefill"])
@@ -159,7 +159,9 @@ def test_prefill_of_prefixes_ranges_and_empty_rows(place: torch.device, captured
         RowExtent(150, 0, ((3, 140),)), RowExtent(0, 0), RowExtent(7, 90), RowExtent(1, 33),
         RowExtent(40, 61, ((64, 70), (80, 99))),
     )  # fmt: skip
-    agrees(ViewShape(rows=extents, page_size=16, captured=captured, spare_tokens=5 if captured else 0), place)
+    assert_agrees(
+        ViewShape(rows=extents, page_size=16, captured=captured, spare_tokens=5 if captured else 0), place
+    )
 
 
 @pytest.mark.filterwarnings("ignore:invalid value", "ignore:All-NaN")  # NumPy's, of the faulty sequence
@@ -199,7 +201,7 @@ def test_prefill_reads_its_own_keys_from_rows_and_earlier_ones_from_pages(
 @pytest.mark.parametrize("window", [1, 20, 64])
 def test_prefill_in_a_window(place: torch.device, window: int) -> None:
     extents = (RowExtent(100, 70, ((80, 130),)), RowExtent(3, 0))
-    agrees(ViewShape(rows=extents, page_size=16, window=window, heads=4, kv_heads=4), place)
+    assert_agrees(ViewShape(rows=extents, page_size=16, window=window, heads=4, kv_heads=4), place)
 
 
 @pytest.mark.parametrize("heads", [2, 6, 8])

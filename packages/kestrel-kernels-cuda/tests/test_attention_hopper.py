@@ -36,7 +36,7 @@ def qkv(
     return normal(seed(), (items, length, 3, heads, dim), place, dtype).unbind(2)
 
 
-def agrees(inputs: tuple[torch.Tensor, ...], config: HopperConfig, tolerance: float = 2e-2) -> None:
+def assert_agrees(inputs: tuple[torch.Tensor, ...], config: HopperConfig, tolerance: float = 2e-2) -> None:
     dim = inputs[0].shape[3]
     out, launch = hopper_launch(*inputs, dim**-0.5, config)
     launch.run()
@@ -76,7 +76,7 @@ def test_groups_are_as_many_as_keep_all_multiprocessors_busy() -> None:
 def test_lengths_around_tiles_of_queries_and_blocks_of_keys(
     place: torch.device, dim: int, length: int, groups: int
 ) -> None:
-    agrees(qkv((3, length, 2, dim), place), PAIRS if groups == 2 else trios_of(dim)[0])
+    assert_agrees(qkv((3, length, 2, dim), place), PAIRS if groups == 2 else trios_of(dim)[0])
 
 
 @needs_hopper
@@ -84,7 +84,7 @@ def test_lengths_around_tiles_of_queries_and_blocks_of_keys(
 @pytest.mark.parametrize("dim", [64, 72])
 def test_more_units_than_programs_in_float16(place: torch.device, dim: int) -> None:
     for config in (PAIRS, trios_of(dim)[0]):
-        agrees(qkv((9, 729, 16, dim), place, torch.float16), config, tolerance=3e-3)
+        assert_agrees(qkv((9, 729, 16, dim), place, torch.float16), config, tolerance=3e-3)
 
 
 @needs_hopper
@@ -92,7 +92,7 @@ def test_more_units_than_programs_in_float16(place: torch.device, dim: int) -> N
 def test_scores_that_grow_from_block_to_block(place: torch.device) -> None:
     q, k, v = qkv((2, 700, 2, 72), place)
     growth = torch.linspace(8, 0, 700, device=place).view(1, 700, 1, 1)
-    agrees((q, (k * growth).to(k.dtype), v), PAIRS)
+    assert_agrees((q, (k * growth).to(k.dtype), v), PAIRS)
 
 
 @needs_hopper

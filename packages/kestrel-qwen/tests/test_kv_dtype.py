@@ -44,7 +44,7 @@ def ask(pair):
 PROMPTS = [f"question {i} " * 6 for i in range(4)]
 
 
-def agrees(kept, whole):
+def assert_close(kept, whole):
     """Log-probabilities stay close as long as the tokens are the same, which they are at first."""
     for a, b in zip(kept, whole, strict=True):
         same = next((i for i, (x, y) in enumerate(zip(a.tokens, b.tokens, strict=True)) if x != y), 60)
@@ -55,7 +55,7 @@ def agrees(kept, whole):
 
 def test_tokens_come_close_to_those_of_whole_keys(ask):
     (whole, _), (kept, _) = ask(PROMPTS), ask(PROMPTS, **EIGHT)
-    agrees(kept, whole)
+    assert_close(kept, whole)
     first = [(result.logprobs[0].logprob) for result in kept]
     assert first == pytest.approx(
         [result.logprobs[0].logprob for result in whole], abs=1e-5
@@ -66,7 +66,7 @@ def test_a_cached_prefix_and_a_preemption_come_close_too(ask):
     whole, _ = ask(PROMPTS)
     twice, stats = ask(PROMPTS * 2, at_once=False, **EIGHT)
     assert stats["cache_hit_positions"] > 0
-    agrees(twice, whole * 2)
+    assert_close(twice, whole * 2)
     few, stats = ask(PROMPTS, kv_cache_bytes=None, kv_cache_pages=22, max_model_len=144, **EIGHT)
     assert stats["preemptions"] > 0
-    agrees(few, whole)
+    assert_close(few, whole)

@@ -35,7 +35,8 @@ def kestrel_threads():
     return {thread for thread in threading.enumerate() if thread.name.startswith("kestrel-")}
 
 
-def wait_without_threads(timeout_s=5.0):
+def assert_threads_end(timeout_s=5.0):
+    """No thread of an engine is left, at the latest ``timeout_s`` from now."""
     end = time.monotonic() + timeout_s
     while left := kestrel_threads():
         assert time.monotonic() < end, f"threads are left: {left}"
@@ -91,11 +92,11 @@ class Toys:
         async with engine:
             yield engine
             await idle(engine)
-        await asyncio.to_thread(wait_without_threads)
+        await asyncio.to_thread(assert_threads_end)
 
     @contextlib.contextmanager
     def sync_engine(self, *configs, **settings):
         first, *others = configs or (self.config(**settings),)
         with SyncEngine(first, others, plugins=self.host) as engine:
             yield engine
-        wait_without_threads()
+        assert_threads_end()

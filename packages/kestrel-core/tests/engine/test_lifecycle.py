@@ -5,7 +5,7 @@ import json
 import threading
 
 import pytest
-from engine_toys import LONG, idle, kestrel_threads, picture, until, wait_without_threads
+from engine_toys import LONG, assert_threads_end, idle, kestrel_threads, picture, until
 from safetensors.torch import load_file, save_file
 
 from kestrel.errors import (
@@ -91,7 +91,7 @@ async def test_draining_answers_everything(toys):
         await engine.query(question="too late")
     assert set(await outcomes(tasks)) == {"stop", "length"}
     await stopping
-    wait_without_threads()
+    assert_threads_end()
 
 
 async def test_aborting_ends_everything_at_once(toys):
@@ -101,7 +101,7 @@ async def test_aborting_ends_everything_at_once(toys):
     await until(lambda: engine.stats()["toy"]["running"] == 4)
     await asyncio.wait_for(engine.shutdown(drain=False), 5)
     assert set(await outcomes(tasks)) == {"EngineStoppedError"}
-    wait_without_threads()
+    assert_threads_end()
 
 
 async def test_a_drain_that_takes_too_long_aborts(toys):
@@ -111,7 +111,7 @@ async def test_a_drain_that_takes_too_long_aborts(toys):
     await until(lambda: engine.stats()["toy"]["running"])
     await asyncio.wait_for(engine.shutdown(timeout_s=0.05), 5)
     assert await outcomes([task]) == ["EngineStoppedError"]
-    wait_without_threads()
+    assert_threads_end()
 
 
 async def test_an_abort_overtakes_a_drain(toys):
@@ -124,7 +124,7 @@ async def test_an_abort_overtakes_a_drain(toys):
     await asyncio.wait_for(engine.shutdown(drain=False), 5)
     await asyncio.wait_for(draining, 5)
     assert await outcomes([task]) == ["EngineStoppedError"]
-    wait_without_threads()
+    assert_threads_end()
 
 
 async def test_media_that_are_still_being_prepared_do_not_hold_up_an_abort(toys):
@@ -140,7 +140,7 @@ async def test_media_that_are_still_being_prepared_do_not_hold_up_an_abort(toys)
     controls.prepare_gate.set()
     with pytest.raises(EngineStoppedError):
         await preparing
-    wait_without_threads()
+    assert_threads_end()
 
 
 @pytest.mark.parametrize("drain", [True, False])
@@ -151,7 +151,7 @@ async def test_a_paused_engine_shuts_down(toys, drain):
     await until(lambda: engine.stats()["toy"]["waiting"])
     await asyncio.wait_for(engine.shutdown(drain=drain), 5)
     assert await outcomes([task]) == ["stop" if drain else "EngineStoppedError"]
-    wait_without_threads()
+    assert_threads_end()
 
 
 async def test_shutting_down_twice_and_using_it_afterwards(toys):
@@ -185,7 +185,7 @@ async def test_an_error_inside_the_with_block_aborts(toys):
     with pytest.raises(ZeroDivisionError):
         await body()
     assert await outcomes(tasks) == ["EngineStoppedError"]
-    wait_without_threads()
+    assert_threads_end()
 
 
 async def test_a_stream_that_is_read_ends_with_the_engine(toys):
@@ -238,7 +238,7 @@ async def test_a_failed_start_leaves_nothing_and_the_next_one_is_fresh(toys, fau
     breaking(toys.directory / "bad")
     with pytest.raises(kind, match=words):
         await toys.create(good, bad)
-    wait_without_threads()
+    assert_threads_end()
     write_toy(toys.directory / "bad")
     async with toys.engine(good, bad) as engine:
         assert (await engine.model("bad").query(question="?")).output == {"answer": ALPHABET}
@@ -251,7 +251,7 @@ async def test_a_missing_shard_is_named(toys):
     (toys.directory / "toy" / "model-00002-of-00002.safetensors").unlink()
     with pytest.raises(LoadError, match=r"model-00002-of-00002\.safetensors"):
         await toys.create()
-    wait_without_threads()
+    assert_threads_end()
 
 
 async def test_a_path_that_does_not_exist(toys):
@@ -259,7 +259,7 @@ async def test_a_path_that_does_not_exist(toys):
     (toys.directory / "toy").rename(toys.directory / "elsewhere")
     with pytest.raises(UnknownModelError, match="the path does not exist"):
         await toys.create(type(config)(model_path=toys.directory / "toy", device="cpu"))
-    wait_without_threads()
+    assert_threads_end()
 
 
 @pytest.mark.parametrize(
@@ -273,7 +273,7 @@ async def test_a_path_that_does_not_exist(toys):
 async def test_settings_that_the_model_cannot_have_are_refused(toys, settings, words):
     with pytest.raises(InvalidRequestError, match=words):
         await toys.create(toys.config(**settings))
-    wait_without_threads()
+    assert_threads_end()
 
 
 async def test_hosted_adapters_are_refused_for_now(toys):
@@ -316,7 +316,7 @@ async def test_a_start_that_is_cancelled_takes_everything_down(toys):
     go_on.set()
     with pytest.raises(asyncio.CancelledError):
         await task
-    wait_without_threads()
+    assert_threads_end()
     assert toys.family.num_built == 0
     async with toys.engine(toys.config("one")) as engine:
         assert (await engine.query(question="?")).output == {"answer": ALPHABET}
@@ -328,7 +328,7 @@ async def test_a_progress_callback_that_raises_fails_the_start(toys):
 
     with pytest.raises(LoadError, match="the bar is gone"):
         await toys.create(progress=progress)
-    wait_without_threads()
+    assert_threads_end()
 
 
 async def test_engines_follow_each_other_and_live_side_by_side(toys):
@@ -340,7 +340,7 @@ async def test_engines_follow_each_other_and_live_side_by_side(toys):
         assert [answer.output["answer"] for answer in answers] == [ALPHABET] * 2
         await idle(one)
         await idle(other)
-    wait_without_threads()
+    assert_threads_end()
     assert not kestrel_threads()
 
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from engine_toys import lanes, wait_without_threads
+from engine_toys import assert_threads_end, lanes
 
 from kestrel.config import RuntimeConfig
 from kestrel.engine import building, memory
@@ -111,7 +111,7 @@ async def test_pools_too_small_for_one_sequence_say_where_the_memory_went(toys, 
         await toys.create(
             toys.config(driver="hybrid", kv_cache_bytes=None, max_model_len=1024, decode_path="native")
         )
-    wait_without_threads()
+    assert_threads_end()
 
 
 async def test_launches_that_fail_leave_the_estimate(toys, device, monkeypatch, caplog):

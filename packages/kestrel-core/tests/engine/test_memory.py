@@ -4,7 +4,7 @@ import asyncio
 import threading
 
 import pytest
-from engine_toys import lanes, picture, until, wait_without_threads
+from engine_toys import assert_threads_end, lanes, picture, until
 
 from kestrel.engine import memory
 from kestrel.errors import CapacityError, InvalidRequestError, LoadError, RequestTimeoutError
@@ -57,7 +57,7 @@ async def test_too_small_a_cache_says_how_much_is_needed_and_what_to_change(toys
         match=r"need 2,208 bytes of state in pages of 8 positions, kv_cache_bytes gives 100 bytes. Raise",
     ):
         await toys.create(toys.config(driver="hybrid", kv_cache_bytes=100))
-    wait_without_threads()
+    assert_threads_end()
     with pytest.raises(CapacityError, match="one sequence of 1024 positions"):
         await toys.create(toys.config("other", driver="hybrid", kv_cache_bytes=20_000, max_model_len=1024))
 
@@ -75,7 +75,7 @@ async def test_a_small_cache_limits_the_context_and_says_so(toys, caplog):
 async def test_more_state_than_there_is_memory_is_refused_with_the_numbers(toys, free):
     with pytest.raises(CapacityError, match=r"kv_cache_bytes is 2.0 MiB, and cpu has .* left"):
         await toys.create()
-    wait_without_threads()
+    assert_threads_end()
 
 
 async def test_more_pages_than_there_is_memory_for_are_refused_with_the_numbers(toys):
@@ -84,14 +84,14 @@ async def test_more_pages_than_there_is_memory_for_are_refused_with_the_numbers(
             CapacityError, match=r"kv_cache_pages is .* GiB of state, and cpu has .* GiB free"
         ):
             await toys.create(toys.config(driver="hybrid", **sizes))
-        wait_without_threads()
+        assert_threads_end()
 
 
 async def test_weights_that_do_not_fit_are_refused_with_the_numbers(toys, free):
     free.room = 0.5
     with pytest.raises(CapacityError, match=r"'toy' needs .* for its weights as float32, and cpu has"):
         await toys.create(toys.config(kv_cache_pages=40))
-    wait_without_threads()
+    assert_threads_end()
 
 
 async def test_an_idle_model_makes_room_and_comes_back_when_it_is_asked(toys, crowded, caplog):
@@ -202,13 +202,11 @@ async def test_an_unloaded_models_memory_is_given_back(toys, crowded):
         slot = engine.fleet.slot("one")
         await engine.query(picture(), "?")
         cache = weakref.ref(slot.model.lane.cache)
-        await asyncio.sleep(0.5)  # until pool threads have let go of their last jobs
-        gc.disable()
+        gc.disable()  # but for the one collection that an unload makes
         try:
             async with engine.fleet._change:
                 await engine.fleet._unload(slot, "for a test")
-            # The threads that closed it let go a moment later, which may be after the unload's own collection.
-            await until(lambda: gc.collect() >= 0 and cache() is None)
+            assert cache() is None
         finally:
             gc.enable()
 
@@ -235,7 +233,7 @@ async def test_shutdown_while_a_model_is_about_to_go(toys):
     for _ in range(3):
         async with await toys.create(toys.config(idle_unload_s=0.001)):
             await asyncio.sleep(0.002)
-        wait_without_threads()
+        assert_threads_end()
 
 
 async def test_an_allocator_that_runs_out_is_a_capacity_error(toys, monkeypatch):
@@ -247,7 +245,7 @@ async def test_an_allocator_that_runs_out_is_a_capacity_error(toys, monkeypatch)
     monkeypatch.setattr(building, "build_token_lane", build)
     with pytest.raises(CapacityError, match=r"ran out of memory on cpu.*Lower .*max_batched_tokens"):
         await toys.create()
-    wait_without_threads()
+    assert_threads_end()
 
 
 async def test_answers_do_not_depend_on_the_page_size(toys):

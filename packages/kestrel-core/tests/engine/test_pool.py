@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
+import weakref
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any
 
 import pytest
 
-from kestrel.engine.pool import CpuPool
+from kestrel.engine.pool import CpuPool, on_thread
 from kestrel.errors import EngineStoppedError
 
 
@@ -79,3 +81,46 @@ async def test_a_closed_pool_refuses_what_waits_and_what_comes() -> None:
         await waits
     with pytest.raises(EngineStoppedError):
         await pool.run(lambda: 2, 2.0)
+
+
+class Model:
+    """Something large, which a function holds."""
+
+    def close(self) -> str:
+        return "closed"
+
+    def fail(self) -> str:
+        raise ValueError("this one")
+
+
+Run = Callable[[CpuPool, Callable[[], str]], Coroutine[None, None, str]]
+
+
+@pytest.mark.parametrize("run", [lambda pool, fn: pool.run(fn, 1.0), lambda _, fn: on_thread(fn)])
+async def test_a_thread_lets_go_of_what_it_ran_before_its_caller_hears(
+    pool: CpuPool, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = Model()
+    left, kept = weakref.ref(model), list[bool]()
+    loop = asyncio.get_running_loop()
+    tell = loop.call_soon_threadsafe
+
+    def told(*args: Any, **named: Any) -> asyncio.Handle:
+        kept.append(left() is not None)
+        return tell(*args, **named)
+
+    monkeypatch.setattr(loop, "call_soon_threadsafe", told)
+    work = asyncio.ensure_future(run(pool, model.close))
+    del model
+    assert await work == "closed"
+    assert kept == [False]
+
+
+async def test_what_failed_on_a_thread_is_gone_with_its_error() -> None:
+    model = Model()
+    left = weakref.ref(model)
+    try:
+        await on_thread(model.fail)
+    except ValueError:
+        del model
+    assert left() is None

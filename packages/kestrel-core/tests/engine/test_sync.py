@@ -8,7 +8,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from engine_toys import LONG, picture, wait_without_threads
+from engine_toys import LONG, assert_threads_end, picture
 
 from kestrel.engine import SyncEngine
 from kestrel.errors import EngineStoppedError, InvalidRequestError, LoadError
@@ -112,7 +112,7 @@ def test_shutdown_ends_what_other_threads_wait_for(toys):
                 call.result(timeout=10)
         for stop in stops:
             stop.result(timeout=10)
-        wait_without_threads()
+        assert_threads_end()
         with pytest.raises(EngineStoppedError, match="create a new one"):
             engine.query(question="?")
         engine.shutdown()
@@ -127,7 +127,7 @@ def test_an_engine_that_is_dropped_stops_by_itself_but_not_while_it_is_used(toys
     assert "".join(chunk.text for chunk in stream) == ALPHABET
     del stream
     gc.collect()
-    wait_without_threads()
+    assert_threads_end()
 
 
 def test_a_failed_start_leaves_no_thread_and_a_second_one_works(toys):
@@ -137,7 +137,7 @@ def test_a_failed_start_leaves_no_thread_and_a_second_one_works(toys):
     weights.write_bytes(whole[:-4])
     with pytest.raises(LoadError):
         SyncEngine(config, plugins=toys.host)
-    wait_without_threads()
+    assert_threads_end()
     weights.write_bytes(whole)
     with toys.sync_engine() as engine:
         assert engine.query(question="?").output == {"answer": ALPHABET}
@@ -179,7 +179,7 @@ def test_an_interrupted_start_takes_everything_down(toys, monkeypatch):
     monkeypatch.setattr(loop_thread.asyncio, "run_coroutine_threadsafe", interrupted)
     with pytest.raises(KeyboardInterrupt):
         SyncEngine(toys.config(), plugins=toys.host, progress=progress)
-    wait_without_threads()
+    assert_threads_end()
     assert toys.family.num_built == 0
 
 
@@ -194,7 +194,7 @@ def test_what_does_not_end_by_itself_is_ended_with_the_loop(toys, monkeypatch):
         engine.shutdown()
         with pytest.raises(EngineStoppedError):
             endless.result(timeout=10)
-    wait_without_threads()
+    assert_threads_end()
 
 
 def test_sync_calls_do_not_need_or_disturb_the_callers_loop(toys):

@@ -127,7 +127,7 @@ def test_processes_that_were_ended_between_pictures_cost_no_picture() -> None:
     assert len(gone) == 3
     for pid in gone:
         os.kill(pid, signal.SIGTERM)
-    _wait_until_none_runs(gone)
+    assert not _left_of(gone)
     assert _by(processes, raw).original_size == (61, 40)
     assert not set(processes.pids) & set(gone)
     processes.close()
@@ -233,7 +233,7 @@ def test_processes_that_nobody_closed_end_with_what_started_them() -> None:
     pids = processes.pids
     del processes
     gc.collect()
-    _wait_until_none_runs(pids)
+    assert not _left_of(pids)
 
 
 def test_a_process_keeps_no_picture_that_it_has_answered() -> None:
@@ -275,15 +275,15 @@ def test_a_process_ends_when_its_engine_lets_go_of_it() -> None:
         "os._exit(1)\n"
     )
     done = subprocess.run([sys.executable, "-c", program], input=_encoded("JPEG"), stdout=subprocess.PIPE)
-    _wait_until_none_runs([int(done.stdout)])
+    assert not _left_of([int(done.stdout)])
 
 
-def _wait_until_none_runs(pids: Iterable[int]) -> None:
-    for _ in range(200):
-        if not any(_runs(pid) for pid in pids):
-            return
+def _left_of(pids: Iterable[int], within_s: float = 10.0) -> list[int]:
+    """Which of ``pids`` still run when all have ended, or after ``within_s``."""
+    end = time.monotonic() + within_s
+    while (left := [pid for pid in pids if _runs(pid)]) and time.monotonic() < end:
         time.sleep(0.05)
-    raise AssertionError(f"of the processes {pids} some run on")
+    return left
 
 
 def _runs(pid: int) -> bool:

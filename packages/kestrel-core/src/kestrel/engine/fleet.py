@@ -185,8 +185,8 @@ class Fleet:
         demand = await asyncio.to_thread(plan_memory, blueprint, device, sharers)
         thread = self._thread(device)
         heap.thaw()
-        model = await asyncio.to_thread(
-            load_model, blueprint, device, demand, thread, self._shared, self._reporter
+        model = await on_thread(
+            partial(load_model, blueprint, device, demand, thread, self._shared, self._reporter)
         )
         if has_streams(device):
             heap.freeze()

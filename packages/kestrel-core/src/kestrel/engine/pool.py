@@ -48,17 +48,17 @@ class CpuPool:
         """``fn()``; ``turn``: when the call that asks came in. A caller that is cancelled leaves a function that has
         begun to end by itself."""
         self._check()
-        job = _Job(turn, next(self._numbers), fn, Future())
+        done: Future[R] = Future()
         with self._changing:
-            heapq.heappush(self._waiting, job)
+            heapq.heappush(self._waiting, _Job(turn, next(self._numbers), fn, done))
+        del fn
         try:
             self._executor.submit(self._next)
         except RuntimeError as error:  # the interpreter is ending: no thread takes anything on any more
             raise EngineStoppedError(
                 f"nothing new can be begun: {error}. Ask before the program ends"
             ) from error
-        done: R = await asyncio.wrap_future(job.done)
-        return done
+        return await asyncio.wrap_future(done)
 
     def close(self) -> None:
         """Refuse what is to come and what waits, with EngineStoppedError; what runs ends by itself. Idempotent."""
@@ -68,15 +68,17 @@ class CpuPool:
     def _next(self) -> None:
         with self._changing:
             job = heapq.heappop(self._waiting)
-        if not job.done.set_running_or_notify_cancel():
+        done, fns = job.done, [job.fn]
+        del job
+        if not done.set_running_or_notify_cancel():
             return
         try:
             self._check()
-            job.done.set_result(job.fn())
+            done.set_result(fns.pop()())  # its caller hears once nothing here holds the function
         except BaseException as error:
-            job.done.set_exception(error)
+            done.set_exception(error)
         finally:
-            del job  # an error holds this frame, and through it itself
+            del done  # an error holds this frame, and through it itself
 
     def _check(self) -> None:
         if self._closed:
@@ -84,9 +86,26 @@ class CpuPool:
 
 
 async def on_thread(fn: Callable[[], R]) -> R:
-    """``fn()`` on some other thread; on this one when the interpreter is ending and there are no more."""
+    """``fn()`` on some other thread; on this one when the interpreter is ending and there are no more.
+
+    The thread has let go of ``fn``, and of what came of it, before the caller hears: models hang on them, and who
+    unloads one collects what it held at once.
+    """
+    fns, results, errors = [fn], list[R](), list[BaseException]()
+    del fn
+
+    def run() -> None:
+        try:
+            results.append(fns.pop()())
+        except BaseException as error:
+            errors.append(error)
+
     try:
-        begun = asyncio.get_running_loop().run_in_executor(None, fn)
+        begun = asyncio.get_running_loop().run_in_executor(None, run)
     except RuntimeError:
-        return fn()
-    return await begun
+        run()
+    else:
+        await begun
+    if errors:
+        raise errors.pop()
+    return results.pop()
