@@ -37,6 +37,15 @@ def exponential(x):
 
 
 @gluon.jit
+def highest(scores, N: gl.constexpr):
+    """The maximum of each row, in short chains: a thread's numbers four by four."""
+    parts = gl.reshape(scores, [scores.shape[0], N // 32, 4, 4, 2])
+    parts = gl.max(gl.max(gl.max(parts, 4), 1), 1)
+    found = gl.max(parts, 1)
+    return gl.convert_layout(found, gl.SliceLayout(1, scores.type.layout))
+
+
+@gluon.jit
 def load(descriptor, item, row, head, column, ready, place):
     """Starts to bring a block of one head to ``place``."""
     whole = place._reinterpret(descriptor.dtype, descriptor.block_type.shape, descriptor.layout)
@@ -63,11 +72,12 @@ def producer(
         item = unit // tiles // heads
         row = unit % tiles * (GROUPS * _ROWS)
         for c in gl.static_range(GROUPS):
-            mbarrier.wait(q_free.index(c), (turn & 1) ^ 1)
-            mbarrier.expect(q_full.index(c), q_bytes)
-            load(q1, item, row + c * _ROWS, head, 0, q_full.index(c), q1_at.index(c))
+            place = 2 * c + turn % 2
+            mbarrier.wait(q_free.index(place), (turn // 2 & 1) ^ 1)
+            mbarrier.expect(q_full.index(place), q_bytes)
+            load(q1, item, row + c * _ROWS, head, 0, q_full.index(place), q1_at.index(place))
             if HAS_SECOND:
-                load(q2, item, row + c * _ROWS, head, 64, q_full.index(c), q2_at.index(c))
+                load(q2, item, row + c * _ROWS, head, 64, q_full.index(place), q2_at.index(place))
         for i in range(blocks):
             stage = done % STAGES
             phase = (done // STAGES & 1) ^ 1
@@ -96,6 +106,36 @@ def scores_of(q1, q2, k1, k2, zeros, HAS_SECOND: gl.constexpr):
 
 
 @gluon.jit
+def weights_of(scores, top, post):
+    """2^((scores - top) · post)."""
+    return exponential(scores * post - gl.expand_dims(top * post, 1))
+
+
+@gluon.jit
+def scaled(sums, factor):
+    """Each row of ``sums`` times its ``factor``."""
+    return sums * gl.expand_dims(gl.convert_layout(factor, gl.SliceLayout(1, sums.type.layout)), 1)
+
+
+@gluon.jit
+def add_values(weights, v1, v2, acc1, acc2, HAS_SECOND: gl.constexpr):
+    """Sums of weighted values, on their way."""
+    first = gl.convert_layout(weights, gl.DotOperandLayout(0, acc1.type.layout, 2))
+    second = gl.convert_layout(weights, gl.DotOperandLayout(0, acc2.type.layout, 2))
+    acc1 = warpgroup_mma(first, v1, acc1, is_async=True)
+    if HAS_SECOND:
+        acc2 = warpgroup_mma(second, v2, acc2, is_async=True)
+    return acc1, acc2
+
+
+@gluon.jit
+def send(descriptor, item, row, head, column, place):
+    """Starts to write a block of outputs, of which nothing lands beyond the tensor."""
+    whole = place._reinterpret(descriptor.dtype, descriptor.block_type.shape, descriptor.layout)
+    tma.async_copy_shared_to_global(descriptor, [item, row, head, column], whole)
+
+
+@gluon.jit
 def consumer(
     c: gl.constexpr, outputs, places, results, barriers, length, tiles, heads, units, post,
     GROUPS: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
@@ -109,9 +149,8 @@ def consumer(
     S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
     O1: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
     O2: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 16 if SECOND == 0 else SECOND, 16])
-    W1: gl.constexpr = gl.DotOperandLayout(0, O1, 2)
-    W2: gl.constexpr = gl.DotOperandLayout(0, O2, 2)
     HAS_SECOND: gl.constexpr = SECOND > 0
+    PRODUCTS: gl.constexpr = 2 if HAS_SECOND else 1  # that make up one of scores or of values
     WIDTH: gl.constexpr = 16 if SECOND == 0 else SECOND
     KIND: gl.constexpr = o1.dtype
     blocks = gl.cdiv(length, BLOCK_N)
@@ -122,20 +161,23 @@ def consumer(
     step = 0
     if TAKES_TURNS and c == GROUPS - 1:
         mbarrier.arrive(turns.index(0), count=1)
+    mbarrier.wait(q_full.index(2 * c), 0)
+    mbarrier.wait(k_full.index(0), 0)
+    scores = scores_of(
+        q1_at.index(2 * c), q2_at.index(2 * c), k1_at.index(0), k2_at.index(0), zeros, HAS_SECOND
+    )
     for unit in range(gl.program_id(0), units, gl.num_programs(0)):
-        q1 = q1_at.index(c)
-        q2 = q2_at.index(c)
-        mbarrier.wait(q_full.index(c), turn & 1)
-        stage = done % STAGES
-        mbarrier.wait(k_full.index(stage), done // STAGES & 1)
-        scores = scores_of(q1, q2, k1_at.index(stage), k2_at.index(stage), zeros, HAS_SECOND)
+        place = 2 * c + turn % 2
+        q1 = q1_at.index(place)
+        q2 = q2_at.index(place)
         scores = warpgroup_mma_wait(0, [scores])
-        mbarrier.arrive(k_free.index(stage), count=1)
+        mbarrier.arrive(k_free.index(done % STAGES), count=1)
         live = columns < length - (blocks - 1) * BLOCK_N
         scores = gl.where(gl.expand_dims(live, 0), scores, float("-inf"))
-        top = gl.max(scores, 1)
-        weights = exponential(scores * post - gl.expand_dims(top * post, 1))
+        top = highest(scores, BLOCK_N)
+        weights = weights_of(scores, top, post)
         total = gl.sum(weights, 1)
+        narrow = weights.to(KIND)
         acc1 = gl.zeros([_ROWS, 64], gl.float32, O1)
         acc2 = gl.zeros([_ROWS, WIDTH], gl.float32, O2)
         after = done + 1
@@ -145,69 +187,71 @@ def consumer(
             last_phase = done // STAGES & 1
             done += 1
             stage = done % STAGES
-            narrow = weights.to(KIND)
-            w1 = gl.convert_layout(narrow, W1)
-            w2 = gl.convert_layout(narrow, W2)
             if TAKES_TURNS:
                 mbarrier.wait(turns.index(c), step & 1)
             scores = scores_of(q1, q2, k1_at.index(stage), k2_at.index(stage), zeros, HAS_SECOND)
             mbarrier.wait(v_full.index(last), last_phase)
-            acc1 = warpgroup_mma(w1, v1_at.index(last), acc1, is_async=True)
-            if HAS_SECOND:
-                acc2 = warpgroup_mma(w2, v2_at.index(last), acc2, is_async=True)
+            acc1, acc2 = add_values(narrow, v1_at.index(last), v2_at.index(last), acc1, acc2, HAS_SECOND)
             if TAKES_TURNS:
                 mbarrier.arrive(turns.index((c + 1) % GROUPS), count=1)
                 step += 1
-            if HAS_SECOND:
-                scores = warpgroup_mma_wait(2, [scores])
-            else:
-                scores = warpgroup_mma_wait(1, [scores])
+            scores = warpgroup_mma_wait(PRODUCTS, [scores])
             mbarrier.arrive(k_free.index(stage), count=1)
-            higher = gl.maximum(top, gl.max(scores, 1))
-            weights = exponential(scores * post - gl.expand_dims(higher * post, 1))
+            higher = gl.maximum(top, highest(scores, BLOCK_N))
+            weights = weights_of(scores, higher, post)
             shrink = exponential((top - higher) * post)
             top = higher
             total = total * shrink + gl.sum(weights, 1)
+            narrow = weights.to(KIND)
             # the assembler would wait for the products first, were there not the wait for the next keys between
             after = done + 1
             mbarrier.wait(k_full.index(after % STAGES), after // STAGES & 1, pred=i + 1 < blocks)
             if HAS_SECOND:
-                acc1, acc2, weights, shrink = warpgroup_mma_wait(0, [acc1, acc2, weights, shrink])
-                shrink2 = gl.convert_layout(shrink, gl.SliceLayout(1, O2))
-                acc2 *= gl.expand_dims(shrink2, 1)
+                acc1, acc2, shrink = warpgroup_mma_wait(0, [acc1, acc2, shrink])
+                acc2 = scaled(acc2, shrink)
             else:
-                acc1, weights, shrink = warpgroup_mma_wait(0, [acc1, weights, shrink])
+                acc1, shrink = warpgroup_mma_wait(0, [acc1, shrink])
             mbarrier.arrive(v_free.index(last), count=1)
-            acc1 *= gl.expand_dims(gl.convert_layout(shrink, gl.SliceLayout(1, O1)), 1)
-        mbarrier.arrive(q_free.index(c), count=1)
-        narrow = weights.to(KIND)
+            acc1 = scaled(acc1, shrink)
+        mbarrier.arrive(q_free.index(place), count=1)
         last = done % STAGES
-        mbarrier.wait(v_full.index(last), done // STAGES & 1)
-        acc1 = warpgroup_mma(gl.convert_layout(narrow, W1), v1_at.index(last), acc1, is_async=True)
-        if HAS_SECOND:
-            acc2 = warpgroup_mma(gl.convert_layout(narrow, W2), v2_at.index(last), acc2, is_async=True)
-            acc1, acc2 = warpgroup_mma_wait(0, [acc1, acc2])
-        else:
-            acc1 = warpgroup_mma_wait(0, [acc1])
-        mbarrier.arrive(v_free.index(last), count=1)
+        last_phase = done // STAGES & 1
         done += 1
         turn += 1  # noqa: SIM113
+        # the next unit's first scores are made while this one's outputs are written; of the last unit, of what is there
+        place = 2 * c + turn % 2
+        stage = done % STAGES
+        has_next = unit + gl.num_programs(0) < units
+        mbarrier.wait(v_full.index(last), last_phase)
+        mbarrier.wait(q_full.index(place), turn // 2 & 1, pred=has_next)
+        mbarrier.wait(k_full.index(stage), done // STAGES & 1, pred=has_next)
+        if TAKES_TURNS:
+            mbarrier.wait(turns.index(c), step & 1)
+        acc1, acc2 = add_values(narrow, v1_at.index(last), v2_at.index(last), acc1, acc2, HAS_SECOND)
+        scores = scores_of(
+            q1_at.index(place), q2_at.index(place), k1_at.index(stage), k2_at.index(stage), zeros, HAS_SECOND
+        )
+        if TAKES_TURNS:
+            mbarrier.arrive(turns.index((c + 1) % GROUPS), count=1)
+            step += 1
+        if HAS_SECOND:
+            acc1, acc2 = warpgroup_mma_wait(PRODUCTS, [acc1, acc2])
+        else:
+            acc1 = warpgroup_mma_wait(PRODUCTS, [acc1])
+        mbarrier.arrive(v_free.index(last), count=1)
         share = 1.0 / total
         tma.store_wait(0)
-        scaled = acc1 * gl.expand_dims(gl.convert_layout(share, gl.SliceLayout(1, O1)), 1)
-        o1_at.index(c).store(scaled.to(KIND))
+        o1_at.index(c).store(scaled(acc1, share).to(KIND))
         if HAS_SECOND:
-            scaled = acc2 * gl.expand_dims(gl.convert_layout(share, gl.SliceLayout(1, O2)), 1)
-            o2_at.index(c).store(scaled.to(KIND))
+            o2_at.index(c).store(scaled(acc2, share).to(KIND))
         fence_async_shared()
         head = unit // tiles % heads
         item = unit // tiles // heads
         row = unit % tiles * (GROUPS * _ROWS) + c * _ROWS
-        whole = o1_at.index(c)._reinterpret(KIND, o1.block_type.shape, o1.layout)
-        tma.async_copy_shared_to_global(o1, [item, row, head, 0], whole)
+        send(o1, item, row, head, 0, o1_at.index(c))
         if HAS_SECOND:
-            whole = o2_at.index(c)._reinterpret(KIND, o2.block_type.shape, o2.layout)
-            tma.async_copy_shared_to_global(o2, [item, row, head, 64], whole)
+            send(o2, item, row, head, 64, o2_at.index(c))
+    warpgroup_mma_wait(0, [scores])
     tma.store_wait(0)
 
 
@@ -225,16 +269,16 @@ def hopper_kernel(
     SLIM: gl.constexpr = gl.NVMMASharedLayout(2 * WIDTH, 16, 2)
     LOADS: gl.constexpr = STAGES if HAS_SECOND else 1
     READS: gl.constexpr = GROUPS if HAS_SECOND else 1
-    q1_at = gl.allocate_shared_memory(KIND, [GROUPS, _ROWS, 64], WIDE)
-    q2_at = gl.allocate_shared_memory(KIND, [READS, _ROWS, WIDTH], SLIM)
+    q1_at = gl.allocate_shared_memory(KIND, [2 * GROUPS, _ROWS, 64], WIDE)
+    q2_at = gl.allocate_shared_memory(KIND, [2 * READS, _ROWS, WIDTH], SLIM)
     k1_at = gl.allocate_shared_memory(KIND, [STAGES, BLOCK_N, 64], WIDE)
     k2_at = gl.allocate_shared_memory(KIND, [LOADS, BLOCK_N, WIDTH], SLIM)
     v1_at = gl.allocate_shared_memory(KIND, [STAGES, BLOCK_N, 64], WIDE)
     v2_at = gl.allocate_shared_memory(KIND, [LOADS, BLOCK_N, WIDTH], SLIM)
     o1_at = gl.allocate_shared_memory(KIND, [GROUPS, _ROWS, 64], WIDE)
     o2_at = gl.allocate_shared_memory(KIND, [READS, _ROWS, WIDTH], SLIM)
-    q_full = gl.allocate_shared_memory(gl.int64, [GROUPS, 1], mbarrier.MBarrierLayout())
-    q_free = gl.allocate_shared_memory(gl.int64, [GROUPS, 1], mbarrier.MBarrierLayout())
+    q_full = gl.allocate_shared_memory(gl.int64, [2 * GROUPS, 1], mbarrier.MBarrierLayout())
+    q_free = gl.allocate_shared_memory(gl.int64, [2 * GROUPS, 1], mbarrier.MBarrierLayout())
     k_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     k_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     v_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
@@ -242,6 +286,7 @@ def hopper_kernel(
     turns = gl.allocate_shared_memory(gl.int64, [GROUPS, 1], mbarrier.MBarrierLayout())
     for c in gl.static_range(GROUPS):
         mbarrier.init(turns.index(c), count=1)
+    for c in gl.static_range(2 * GROUPS):
         mbarrier.init(q_full.index(c), count=1)
         mbarrier.init(q_free.index(c), count=1)
     for s in gl.static_range(STAGES):
