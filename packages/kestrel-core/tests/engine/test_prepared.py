@@ -1,11 +1,14 @@
 """Prepared pictures: decoded and encoded once, used often, by the model that prepared them."""
 
+import asyncio
 import io
+import threading
 
 import pytest
 from engine_toys import picture
 from PIL import Image
 
+from kestrel.engine.pool import WORKERS
 from kestrel.errors import EngineBusyError, InvalidMediaError, InvalidRequestError
 from kestrel.testing.engines import ALPHABET
 
@@ -72,3 +75,10 @@ async def test_pictures_are_decoded_in_processes_where_that_is_asked_for(toys):
         with pytest.raises(InvalidMediaError):
             await engine.query(file.getvalue()[:40], "?")
     assert decoders.pids == ()
+
+
+async def test_all_processes_can_decode_at_once(toys):
+    async with toys.engine(toys.config("one", media_processes=WORKERS + 2)) as engine:
+        pool, all_there = engine.fleet._shared.pool, threading.Barrier(WORKERS + 2)
+        waits = [pool.run(lambda: all_there.wait(10), 0.0) for _ in range(WORKERS + 2)]
+        assert sorted(await asyncio.gather(*waits)) == list(range(WORKERS + 2))

@@ -19,7 +19,7 @@ from kestrel.engine.building import load_model
 from kestrel.engine.loaded import LoadedModel, Shared
 from kestrel.engine.loading import ProgressReport, survey
 from kestrel.engine.memory import plan_memory, return_memory
-from kestrel.engine.pool import CpuPool, on_thread
+from kestrel.engine.pool import WORKERS, CpuPool, on_thread
 from kestrel.engine.router import Router
 from kestrel.engine.slots import Phase, Slot
 from kestrel.errors import (
@@ -68,7 +68,7 @@ class Fleet:
         processes = max(config.media_processes for config in configs)
         self._shared = Shared(
             router=router,
-            pool=CpuPool(),
+            pool=CpuPool(max(WORKERS, processes)),  # a thread waits for each process
             media_budget=MediaBudget(min(config.max_decoded_media_bytes for config in configs)),
             host=host,
             running=asyncio.Event(),

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from kestrel.errors import EngineStoppedError
 
-__all__ = ["CpuPool", "on_thread"]
+__all__ = ["WORKERS", "CpuPool", "on_thread"]
 
 R = TypeVar("R")
 
