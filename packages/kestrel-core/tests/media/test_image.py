@@ -68,7 +68,7 @@ def test_all_entry_paths_give_the_same_array(rgb, tmp_path):
 
 
 @pytest.mark.parametrize("size", [(3, 40_000), (219, 100), (301, 200), (40_000, 2)])
-def test_pictures_of_several_strips_are_whole(size):
+def test_pictures_of_several_pieces_are_whole(size):
     wanted = np.random.default_rng(1).integers(0, 256, (*size, 3), dtype=np.uint8)
     assert np.array_equal(pixels(saved(Image.fromarray(wanted))), wanted)
 

@@ -49,7 +49,7 @@ _UPRIGHT = {
 }  # fmt: skip
 _BYTES_PER_PIXEL = 7  # at the peak: Pillow's 4 beside the array's 3
 _BLOCKS_KEPT = 8  # of the size that pictures had lately, at most 16 MiB each
-_STRIP_BYTES = 1 << 16  # ImageFile.MAXBLOCK: what Pillow packs in one piece
+_PIECE_BYTES = 1 << 16  # of packed pixels: they stay in the processor's cache until they are copied
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 
 _one_catches_warnings = threading.Lock()  # the warnings module has one state per process
@@ -128,14 +128,19 @@ def _normalised(
 
 
 def _pixels(rgb: Image.Image) -> NDArray[np.uint8]:
-    """The pixels [H, W, 3] of ``rgb``, strip by strip: of a whole picture Pillow joins many pieces, whose fresh memory
-    costs more than decoding."""
+    """The pixels [H, W, 3] of ``rgb``, piece by piece into one array. ``tobytes`` joins them in fresh memory first,
+    which may cost more than decoding."""
     width, height = rgb.size
-    pixels = np.empty((height, width, 3), dtype=np.uint8)
-    rows = max(1, _STRIP_BYTES // (3 * width))
-    for top in range(0, height, rows):
-        pixels[top : top + rows] = np.asarray(rgb.crop((0, top, width, min(top + rows, height))))
-    return pixels
+    pixels = np.empty(height * width * 3, dtype=np.uint8)
+    encoder = Image.core.raw_encoder("RGB", "RGB")  # type: ignore[attr-defined]
+    encoder.setimage(rgb.im, (0, 0, width, height))
+    at = status = 0
+    while not status:
+        _, status, piece = encoder.encode(max(_PIECE_BYTES, 4 * width))
+        pixels[at : at + len(piece)] = np.frombuffer(piece, dtype=np.uint8)
+        at += len(piece)
+    assert at == len(pixels), f"Pillow packed {at} bytes of a picture of {width} × {height} (status {status})"
+    return pixels.reshape(height, width, 3)
 
 
 def load_decoders() -> None:
