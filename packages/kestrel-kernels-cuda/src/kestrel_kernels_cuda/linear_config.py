@@ -29,7 +29,7 @@ class Config:
     program (gated: ``bn`` of each half), ``bk`` inputs at a time, ``split`` programs to a tile's inputs; ``swap``: the
     weight is the left operand; ``tma``: tiles come by the tensor memory unit (sm_90)."""
 
-    kernel: Literal["gemv", "gemm", "blas"]
+    kernel: Literal["gemv", "gemm", "stream", "blas"]
     bm: int = 1
     bn: int = 1
     bk: int = 1

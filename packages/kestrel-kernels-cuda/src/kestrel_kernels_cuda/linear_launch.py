@@ -9,9 +9,10 @@ import torch
 import triton
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from kestrel_kernels_cuda.attention_hopper import IS_KNOWN
 from kestrel_kernels_cuda.devices import arch_of
 from kestrel_kernels_cuda.launch import Launch
-from kestrel_kernels_cuda.linear_config import BLOCK, Config, Product, choose, is_gated
+from kestrel_kernels_cuda.linear_config import BLAS, BLOCK, Config, Product, choose, is_gated
 from kestrel_kernels_cuda.linear_gemm import gemm_kernel
 from kestrel_kernels_cuda.linear_gemv import gemv_kernel
 from kestrel_kernels_cuda.linear_scratch import counters
@@ -59,7 +60,15 @@ def config_for(x: torch.Tensor, weight: torch.Tensor, epilogue: str | None) -> C
     wanted = Product.of(
         n, k, x.numel() // k, epilogue, wide=x.dtype == torch.float32, scaled=weight.itemsize == 1
     )
-    return choose(wanted, arch_of(x.device))
+    chosen = choose(wanted, arch_of(x.device))
+    if chosen.kernel == "stream" and not (IS_KNOWN and all(map(_is_described, (x, weight)))):
+        return BLAS
+    return chosen
+
+
+def _is_described(matrix: torch.Tensor) -> bool:
+    """Whether the memory unit finds blocks of ``matrix`` [..., K]: rows side by side, at multiples of 16 bytes."""
+    return matrix.is_contiguous() and not (matrix.data_ptr() | matrix.stride(-2) * matrix.itemsize) % 16
 
 
 def run(
@@ -98,8 +107,12 @@ def launch(config: Config, operands: Operands, *, overlaps: bool) -> tuple[Launc
     """The launch of ``config`` (not "blas"), and its output [rows, outputs]: a new tensor, or the residual when
     that is accumulated into. ``overlaps``: see ``overlap.OVERLAPS``."""
     o, norm = operands, operands.norm
+    if config.kernel == "stream":
+        from kestrel_kernels_cuda.linear_stream import stream_launch
+
+        return stream_launch(config, o, overlaps=overlaps)
     rows = o.x.shape[0]
-    out = _output(o)
+    out = output_of(o)
     meta: dict[str, Any] = {
         "K": o.weight.shape[1], "BN": config.bn, "BK": config.bk,
         "EPILOGUE": "residual" if o.epilogue == "accumulate" else o.epilogue or "none", "BIAS": o.bias is not None,
@@ -151,7 +164,7 @@ def _ahead(o: Operands) -> int:
     return READERS if ends_mixer and o.weight.shape[1] >= 1024 and size <= CACHED else 0
 
 
-def _output(o: Operands) -> torch.Tensor:
+def output_of(o: Operands) -> torch.Tensor:
     """Where the output [rows, outputs] goes: over the residual when it accumulates and its rows lie side by side."""
     if o.epilogue == "accumulate" and o.residual is not None and o.residual.is_contiguous():
         return o.residual

@@ -1,0 +1,132 @@
+"""Products of a few rows on sm_90: which are served, and on such a GPU what the kernel computes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="Triton is not installed here")
+
+from kestrel.ops.linear import linear
+from kestrel.ops.random import normal
+from kestrel_kernels_cuda.devices import SHARED_LIMIT, Device, as_if
+from kestrel_kernels_cuda.linear_config import BLAS, Config, _table
+from kestrel_kernels_cuda.linear_launch import Operands, config_for, launch
+
+META = torch.device("meta")
+PLAIN = Config(kernel="stream", bm=16, bn=64, bk=64, stages=4)
+CONFIGS = {
+    "plain": PLAIN,
+    "tall tiles": replace(PLAIN, bn=128),
+    "taller tiles of eight warps": replace(PLAIN, bn=256, warps=8, stages=3),
+    "long blocks": replace(PLAIN, bk=128, stages=2),
+    "more stages than blocks": replace(PLAIN, stages=9),
+    "split unevenly": replace(PLAIN, split=3),
+}
+N, K = 840, 512
+
+needs_hopper = pytest.mark.skipif(
+    not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0), reason="needs an sm_90"
+)
+
+
+def operands(rows: int, epilogue: str | None, place: torch.device, dtype: torch.dtype) -> Operands:
+    def draw(*shape: int, scale: float = 1.0) -> torch.Tensor:
+        return normal(int(torch.randint(2**31, ())), shape, place, dtype, scale=scale)
+
+    adds = epilogue in ("residual", "accumulate")
+    return Operands(
+        x=draw(rows, K), weight=draw(N, K, scale=K**-0.5), bias=None if adds else draw(N),
+        residual=draw(rows, N) if adds else None, epilogue=epilogue, norm=None,
+    )  # fmt: skip
+
+
+def shape_of(rows: int, dtype: torch.dtype = torch.bfloat16) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.empty((rows, 2560), dtype=dtype, device=META), torch.empty((12352, 2560), dtype=dtype, device=META)
+
+
+def test_what_the_memory_unit_cannot_address_is_torchs() -> None:
+    with as_if(Device(90)):
+        x, weight = shape_of(16)
+        assert config_for(x, weight, None).kernel == "stream"
+        apart = torch.empty((16, 2564), dtype=torch.bfloat16, device=META)[:, :2560]
+        assert config_for(apart, weight, None) == BLAS
+
+
+def test_measured_configurations_fit_into_shared_memory_and_divide_the_inputs() -> None:
+    for weights in _table().values():
+        for weight, buckets in weights.items():
+            size, _, rest = weight.partition(" ")
+            for fields in buckets.values():
+                config = Config(**fields)
+                if config.kernel == "stream":
+                    halves = 2 if rest == "gated" else 1
+                    used = config.stages * config.bk * 2 * (halves * config.bn + config.bm)
+                    assert used + 8 * config.stages <= SHARED_LIMIT[90]
+                    assert int(size.split("x")[1]) % config.bk == 0
+                    assert halves * config.split in (1, 2) or halves == 1
+
+
+@needs_hopper
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("epilogue", [None, "gelu", "gelu_tanh", "silu_mul", "gelu_tanh_mul", "residual", "accumulate"])
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+def test_every_configuration_computes_the_product_and_repeats_itself(
+    place: torch.device, config: Config, epilogue: str | None, dtype: torch.dtype
+) -> None:
+    gated = epilogue in ("silu_mul", "gelu_tanh_mul")
+    if gated and config.bn > 64:
+        config = replace(config, bn=config.bn // 2, warps=4)
+    if gated and config.split > 1:
+        pytest.skip("gated products are not split")
+    tolerance = 3e-2 if dtype == torch.bfloat16 else 4e-3
+    for bm, rows in ((8, 3), (16, 16), (32, 17), (64, 61)):
+        o = operands(rows, epilogue, place, dtype)
+        wide = replace(o, **{n: None if t is None else t.float() for n, t in vars_of(o).items()})
+        want = linear(wide.x, wide.weight, wide.bias, epilogue, wide.residual)
+        kept = None if o.residual is None else o.residual.clone()
+        outs = []
+        for _ in range(2):
+            again = replace(o, residual=None if kept is None else kept.clone())
+            started, out = launch(replace(config, bm=bm), again, overlaps=True)
+            started.run()
+            outs.append(out)
+        torch.testing.assert_close(outs[0].float(), want, rtol=tolerance, atol=tolerance)
+        assert torch.equal(*outs)
+
+
+def vars_of(o: Operands) -> dict[str, torch.Tensor | None]:
+    return {"x": o.x, "weight": o.weight, "bias": o.bias, "residual": o.residual}
+
+
+@needs_hopper
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [9, 64])
+def test_a_captured_chain_gives_the_same_bits_as_separate_kernels(place: torch.device, rows: int) -> None:
+    """Each product reads the one before it: any read too early shows."""
+    up = normal(1, (4096, 1024), place, torch.bfloat16, scale=0.02)
+    down = normal(2, (1024, 4096), place, torch.bfloat16, scale=0.02)
+    start = normal(3, (rows, 1024), place, torch.bfloat16)
+    config = Config(kernel="stream", bm=16 if rows <= 16 else 64, bn=64, bk=64, stages=4)
+
+    def chain(overlaps: bool) -> torch.Tensor:
+        x = start
+        for _ in range(24):
+            mid = Operands(x=x, weight=up, bias=None, residual=None, epilogue="gelu", norm=None)
+            started, h = launch(config, mid, overlaps=overlaps)
+            started.run()
+            last = Operands(x=h, weight=down, bias=None, residual=x, epilogue="residual", norm=None)
+            started, x = launch(replace(config, split=7), last, overlaps=overlaps)
+            started.run()
+        return x
+
+    want = chain(overlaps=False)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        got = chain(overlaps=True)
+    for _ in range(20):
+        graph.replay()
+        assert torch.equal(got, want)
