@@ -107,10 +107,6 @@ def launch(config: Config, operands: Operands, *, overlaps: bool) -> tuple[Launc
     """The launch of ``config`` (not "blas"), and its output [rows, outputs]: a new tensor, or the residual when
     that is accumulated into. ``overlaps``: see ``overlap.OVERLAPS``."""
     o, norm = operands, operands.norm
-    if config.kernel == "stream":
-        from kestrel_kernels_cuda.linear_stream import stream_launch
-
-        return stream_launch(config, o, overlaps=overlaps)
     rows = o.x.shape[0]
     out = output_of(o)
     meta: dict[str, Any] = {

@@ -6,39 +6,64 @@ from typing import Any
 
 import torch
 import triton
+import triton.language as tl
 
 from kestrel_kernels_cuda.launch import Launch
 from kestrel_kernels_cuda.linear_config import Config
 from kestrel_kernels_cuda.linear_launch import Operands, output_of
-from kestrel_kernels_cuda.linear_scratch import counters
+from kestrel_kernels_cuda.linear_parts import finish
+from kestrel_kernels_cuda.overlap import start_next, wait_for_previous
 
-__all__ = ["stream_launch"]
+__all__ = ["stream_launches"]
+
+SUMS = 512  # outputs that a program adds up
 
 
-def stream_launch(config: Config, o: Operands, *, overlaps: bool) -> tuple[Launch, torch.Tensor]:
-    """The launch of a "stream" ``config``, and its output [rows, outputs]."""
+@triton.jit(do_not_specialize=["m"])
+def sum_kernel(
+    partial_ptr, bias_ptr, residual_ptr, out_ptr, m, n, residual_stride,
+    SPLIT: tl.constexpr, EPILOGUE: tl.constexpr, BIAS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """``out`` [m, n] = epilogue(sum of ``partial`` [SPLIT, m, n]), always in the same order."""
+    start_next(PDL)
+    row = tl.program_id(0)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    live = columns < n
+    wait_for_previous(PDL)
+    y = tl.zeros([BLOCK], tl.float32)
+    for part in tl.static_range(SPLIT):
+        y += tl.load(partial_ptr + (part * m + row) * n + columns, mask=live, other=0.0)
+    places = row * residual_stride + columns
+    y = finish(y, y, bias_ptr, residual_ptr, tl.minimum(columns, n - 1), places, live, n, EPILOGUE, BIAS)
+    tl.store(out_ptr + row * n + columns, y.to(out_ptr.dtype.element_ty), mask=live)
+
+
+def stream_launches(config: Config, o: Operands, *, overlaps: bool) -> tuple[tuple[Launch, ...], torch.Tensor]:
+    """The launches of a "stream" ``config``, one after the other, and their output [rows, outputs]."""
     from kestrel_kernels_cuda.linear_stream_kernel import stream_kernel
 
-    out = output_of(o)
-    tiles = triton.cdiv(o.outputs, config.bn)
-    partial, counted = o.x, o.x
+    out, rows = output_of(o), o.x.shape[0]
+    bias, residual = o.x if o.bias is None else o.bias, o.x if o.residual is None else o.residual
+    stride = 0 if o.residual is None else o.residual.stride(0)
+    into = out
     if config.split > 1:
-        size = tiles * config.split * config.bm * config.bn
-        partial = torch.empty(size, dtype=torch.float32, device=o.x.device)
-        counted = counters(o.x.device, tiles)
-    args = (
-        _described(o.weight, config.bn, config.bk), _described(o.x, config.bm, config.bk),
-        o.x if o.bias is None else o.bias, o.x if o.residual is None else o.residual, out, partial, counted,
-        o.x.shape[0], o.outputs, 0 if o.residual is None else o.residual.stride(0),
-    )  # fmt: skip
+        into = torch.empty((config.split, rows, o.outputs), dtype=torch.float32, device=o.x.device)
     meta: dict[str, Any] = {
-        "K": o.weight.shape[1], "SPLIT": config.split, "STAGES": config.stages,
-        "EPILOGUE": "residual" if o.epilogue == "accumulate" else o.epilogue or "none", "BIAS": o.bias is not None,
-        "PDL": overlaps, "num_warps": config.warps,
+        "SPLIT": config.split, "BIAS": o.bias is not None,
+        "EPILOGUE": "residual" if o.epilogue == "accumulate" else o.epilogue or "none", "PDL": overlaps,
     }  # fmt: skip
     if overlaps:
         meta["launch_pdl"] = True
-    return Launch(stream_kernel, (tiles, config.split), args, meta), out
+    tiles = _described(o.weight, config.bn, config.bk), _described(o.x, config.bm, config.bk)
+    given = {"K": o.weight.shape[1], "STAGES": config.stages, "num_warps": config.warps}
+    args = (*tiles, bias, residual, into, rows, o.outputs, stride)
+    grid = triton.cdiv(o.outputs, config.bn), config.split
+    stream = Launch(stream_kernel, grid, args, meta | given)
+    if config.split == 1:
+        return (stream,), out
+    args = (into, bias, residual, out, rows, o.outputs, stride)
+    grid = rows, triton.cdiv(o.outputs, SUMS)
+    return (stream, Launch(sum_kernel, grid, args, meta | {"BLOCK": SUMS, "num_warps": 4})), out
 
 
 def _described(matrix: torch.Tensor, rows: int, columns: int) -> Any:

@@ -53,13 +53,13 @@ def activated(y, KIND: gl.constexpr):
 
 @gluon.jit(do_not_specialize=["m"])
 def stream_kernel(
-    w, x, bias_ptr, residual_ptr, out_ptr, partial_ptr, counter_ptr, m, n, residual_stride,
+    w, x, bias_ptr, residual_ptr, out_ptr, m, n, residual_stride,
     K: gl.constexpr, SPLIT: gl.constexpr, STAGES: gl.constexpr, EPILOGUE: gl.constexpr, BIAS: gl.constexpr,
     PDL: gl.constexpr,
 ):  # fmt: skip
     """``out`` [m, n] = epilogue(``x`` [m, K] · ``w`` [n or 2n, K] transposed), blocks as the descriptors have them.
 
-    SPLIT programs share a tile's inputs; the last to finish adds all partial sums, always in the same order.
+    SPLIT programs share a tile's inputs; then ``out`` [SPLIT, m, n] is float32, for ``sum_kernel``.
     """
     ROWS: gl.constexpr = w.block_type.shape[0]
     BK: gl.constexpr = w.block_type.shape[1]
@@ -113,23 +113,14 @@ def stream_kernel(
         column = (first + i + STAGES) * BK
         load_weight(w, w_at.index(at), up_at.index(at), ready.index(at), row, n, column, more, GATED, BYTES)
         tma.async_copy_global_to_shared(x, [0, column], ready.index(at), x_at.index(at), pred=more)
-    if SPLIT > 1:
-        gl.static_assert(not GATED, "gated products are not split")
-        rows = gl.arange(0, ROWS, gl.SliceLayout(1, SUMS))
-        inner = rows[:, None] * BM + gl.arange(0, BM, gl.SliceLayout(0, SUMS))[None, :]
-        base = partial_ptr + tile.to(gl.int64) * (SPLIT * ROWS * BM)
-        gl.store(base + part * (ROWS * BM) + inner, acc)
-        gl.thread_barrier()
-        if gl.atomic_add(counter_ptr + tile, 1, sem="acq_rel") != SPLIT - 1:
-            return
-        acc = gl.zeros([ROWS, BM], gl.float32, SUMS)
-        for other in gl.static_range(SPLIT):
-            acc += gl.load(base + other * (ROWS * BM) + inner, cache_modifier=".cg")
-        gl.store(counter_ptr + tile, 0)
     y = gl.convert_layout(acc, ACROSS)
     outputs = row + gl.arange(0, ROWS, gl.SliceLayout(1, ACROSS))[:, None]
     tokens = gl.arange(0, BM, gl.SliceLayout(0, ACROSS))[None, :]
     live = (outputs < n) & (tokens < m)
+    if SPLIT > 1:
+        gl.static_assert(not GATED, "gated products are not split")
+        gl.store(out_ptr + (part * m + tokens) * n + outputs, y, mask=live)
+        return
     if BIAS:
         y += gl.load(bias_ptr + outputs, mask=outputs < n, other=0.0).to(gl.float32)
     if GATED:
