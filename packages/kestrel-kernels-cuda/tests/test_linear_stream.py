@@ -44,7 +44,9 @@ def operands(rows: int, epilogue: str | None, place: torch.device, dtype: torch.
 
 
 def shape_of(rows: int, dtype: torch.dtype = torch.bfloat16) -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.empty((rows, 2560), dtype=dtype, device=META), torch.empty((12352, 2560), dtype=dtype, device=META)
+    return torch.empty((rows, 2560), dtype=dtype, device=META), torch.empty(
+        (12352, 2560), dtype=dtype, device=META
+    )
 
 
 def test_what_the_memory_unit_cannot_address_is_torchs() -> None:
@@ -72,7 +74,9 @@ def test_measured_configurations_fit_into_shared_memory_and_divide_the_inputs() 
 @needs_hopper
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("epilogue", [None, "gelu", "gelu_tanh", "silu_mul", "gelu_tanh_mul", "residual", "accumulate"])
+@pytest.mark.parametrize(
+    "epilogue", [None, "gelu", "gelu_tanh", "silu_mul", "gelu_tanh_mul", "residual", "accumulate"]
+)
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 def test_every_configuration_computes_the_product_and_repeats_itself(
     place: torch.device, config: Config, epilogue: str | None, dtype: torch.dtype

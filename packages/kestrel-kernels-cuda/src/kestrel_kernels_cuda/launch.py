@@ -28,6 +28,7 @@ __all__ = [
     "DTYPES",
     "KV_DTYPES",
     "Launch",
+    "Launches",
     "compile_case_of",
     "distinct",
     "dtype_of",
@@ -94,6 +95,23 @@ class Launch:
         """What launches of the same compiled kernel have in common."""
         kinds = [1 if isinstance(value, int) and value == 1 else _spelled(value) for value in self.args]
         return str((self.kernel.__name__, kinds, _multiples_of_16(self), sorted(self.meta.items())))
+
+
+@dataclass(frozen=True, slots=True)
+class Launches:
+    """Some one after the other."""
+
+    parts: tuple[Launch, ...]
+
+    def run(self) -> None:
+        """Launch each on the current stream."""
+        for part in self.parts:
+            part.run()
+
+    def compile(self) -> None:
+        """As ``Launch.compile`` for each."""
+        for part in self.parts:
+            part.compile()
 
 
 @cache

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,47 +10,19 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kestrel_kernels_cuda.attention_hopper import IS_KNOWN
 from kestrel_kernels_cuda.devices import arch_of
-from kestrel_kernels_cuda.launch import Launch
+from kestrel_kernels_cuda.launch import Launch, Launches
 from kestrel_kernels_cuda.linear_config import BLAS, BLOCK, Config, Product, choose, is_gated
 from kestrel_kernels_cuda.linear_gemm import gemm_kernel
 from kestrel_kernels_cuda.linear_gemv import gemv_kernel
+from kestrel_kernels_cuda.linear_operands import Norm, Operands
 from kestrel_kernels_cuda.linear_scratch import counters
+from kestrel_kernels_cuda.linear_stream import stream_launches
 from kestrel_kernels_cuda.overlap import overlaps_on
 
 __all__ = ["READERS", "Norm", "Operands", "arch_of", "config_for", "launch", "overlaps_on", "run"]
 
 READERS = 528  # programs: four to a processor of an H200
 CACHED = 24_000_000  # bytes of a weight that the second-level cache holds beside what else is in use
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Norm:
-    """The norm before a product: ``kind``, ``gain`` and ``shift`` as ``kestrel.ops.norm_linear`` has them."""
-
-    kind: str
-    gain: torch.Tensor
-    shift: torch.Tensor | None
-    eps: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Operands:
-    """The tensors of a product, ``x`` [rows, K] and ``residual`` [rows, N] with adjacent columns. ``scale``: of the
-    blocks of an 8-bit weight, [⌈N / 128⌉, ⌈K / 128⌉]."""
-
-    x: torch.Tensor
-    weight: torch.Tensor
-    bias: torch.Tensor | None
-    residual: torch.Tensor | None
-    epilogue: str | None
-    norm: Norm | None
-    scale: torch.Tensor | None = None
-
-    @property
-    def outputs(self) -> int:
-        """Columns of the output."""
-        n = self.weight.shape[0]
-        return n // 2 if is_gated(self.epilogue) else n
 
 
 def config_for(x: torch.Tensor, weight: torch.Tensor, epilogue: str | None) -> Config:
@@ -103,12 +74,14 @@ def _rows_of(x: torch.Tensor) -> torch.Tensor:
     return flat if flat.stride(1) == 1 or flat.shape[1] == 1 else flat.contiguous()
 
 
-def launch(config: Config, operands: Operands, *, overlaps: bool) -> tuple[Launch, torch.Tensor]:
+def launch(config: Config, operands: Operands, *, overlaps: bool) -> tuple[Launch | Launches, torch.Tensor]:
     """The launch of ``config`` (not "blas"), and its output [rows, outputs]: a new tensor, or the residual when
     that is accumulated into. ``overlaps``: see ``overlap.OVERLAPS``."""
     o, norm = operands, operands.norm
+    if config.kernel == "stream":
+        return stream_launches(config, o, overlaps=overlaps)
     rows = o.x.shape[0]
-    out = output_of(o)
+    out = o.output()
     meta: dict[str, Any] = {
         "K": o.weight.shape[1], "BN": config.bn, "BK": config.bk,
         "EPILOGUE": "residual" if o.epilogue == "accumulate" else o.epilogue or "none", "BIAS": o.bias is not None,
@@ -158,13 +131,6 @@ def _ahead(o: Operands) -> int:
     ends_mixer = o.epilogue in ("residual", "accumulate")
     size = o.weight.numel() * o.weight.itemsize
     return READERS if ends_mixer and o.weight.shape[1] >= 1024 and size <= CACHED else 0
-
-
-def output_of(o: Operands) -> torch.Tensor:
-    """Where the output [rows, outputs] goes: over the residual when it accumulates and its rows lie side by side."""
-    if o.epilogue == "accumulate" and o.residual is not None and o.residual.is_contiguous():
-        return o.residual
-    return torch.empty((o.x.shape[0], o.outputs), dtype=o.x.dtype, device=o.x.device)
 
 
 def _tiles(matrix: torch.Tensor, rows: int, columns: int) -> TensorDescriptor:

@@ -8,9 +8,9 @@ import torch
 import triton
 import triton.language as tl
 
-from kestrel_kernels_cuda.launch import Launch
+from kestrel_kernels_cuda.launch import Launch, Launches
 from kestrel_kernels_cuda.linear_config import Config
-from kestrel_kernels_cuda.linear_launch import Operands, output_of
+from kestrel_kernels_cuda.linear_operands import Operands
 from kestrel_kernels_cuda.linear_parts import finish
 from kestrel_kernels_cuda.overlap import start_next, wait_for_previous
 
@@ -38,11 +38,11 @@ def sum_kernel(
     tl.store(out_ptr + row * n + columns, y.to(out_ptr.dtype.element_ty), mask=live)
 
 
-def stream_launches(config: Config, o: Operands, *, overlaps: bool) -> tuple[tuple[Launch, ...], torch.Tensor]:
-    """The launches of a "stream" ``config``, one after the other, and their output [rows, outputs]."""
+def stream_launches(config: Config, o: Operands, *, overlaps: bool) -> tuple[Launches, torch.Tensor]:
+    """The launches of a "stream" ``config`` and their output [rows, outputs]."""
     from kestrel_kernels_cuda.linear_stream_kernel import stream_kernel
 
-    out, rows = output_of(o), o.x.shape[0]
+    out, rows = o.output(), o.x.shape[0]
     bias, residual = o.x if o.bias is None else o.bias, o.x if o.residual is None else o.residual
     stride = 0 if o.residual is None else o.residual.stride(0)
     into = out
@@ -54,16 +54,18 @@ def stream_launches(config: Config, o: Operands, *, overlaps: bool) -> tuple[tup
     }  # fmt: skip
     if overlaps:
         meta["launch_pdl"] = True
+    others = bias, residual, into, rows, o.outputs, stride
     tiles = _described(o.weight, config.bn, config.bk), _described(o.x, config.bm, config.bk)
-    given = {"K": o.weight.shape[1], "STAGES": config.stages, "num_warps": config.warps}
-    args = (*tiles, bias, residual, into, rows, o.outputs, stride)
+    shape = {"K": o.weight.shape[1], "STAGES": config.stages, "num_warps": config.warps}
     grid = triton.cdiv(o.outputs, config.bn), config.split
-    stream = Launch(stream_kernel, grid, args, meta | given)
+    stream = Launch(stream_kernel, grid, (*tiles, *others), meta | shape)
     if config.split == 1:
-        return (stream,), out
-    args = (into, bias, residual, out, rows, o.outputs, stride)
-    grid = rows, triton.cdiv(o.outputs, SUMS)
-    return (stream, Launch(sum_kernel, grid, args, meta | {"BLOCK": SUMS, "num_warps": 4})), out
+        return Launches((stream,)), out
+    args = into, bias, residual, out, rows, o.outputs, stride
+    shape = {"BLOCK": SUMS, "num_warps": 4}
+    return Launches(
+        (stream, Launch(sum_kernel, (rows, triton.cdiv(o.outputs, SUMS)), args, meta | shape))
+    ), out
 
 
 def _described(matrix: torch.Tensor, rows: int, columns: int) -> Any:
