@@ -101,6 +101,9 @@ def product_calls() -> Iterator[Call]:
     x, weight = empty(16, 2560), empty(12352, 2560)
     facts = {"k": 2560, "epilogue": None, "bias": False, "rows": 16, "dtype": "bfloat16"}
     yield OpQuery.of("linear", n=12352, **facts), lambda fn: fn(x, weight)
+    facts |= {"k": 9216, "epilogue": "accumulate"}
+    down, into = (empty(16, 9216), empty(2560, 9216)), empty(16, 2560)
+    yield OpQuery.of("linear", n=2560, **facts), lambda fn: fn(*down, None, "accumulate", into)
 
 
 def layer_calls() -> Iterator[Call]:

@@ -134,3 +134,14 @@ def test_a_captured_chain_gives_the_same_bits_as_separate_kernels(place: torch.d
     for _ in range(20):
         graph.replay()
         assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize("rows", [9, 16])
+def test_partial_sums_are_added_up_with_what_follows(place: torch.device, rows: int) -> None:
+    o = operands(rows, "residual", place, torch.float32)
+    config = replace(PLAIN, split=3)
+    (_, last), out = launch(config, o, overlaps=False)[0].parts, torch.empty_like(o.residual)
+    partial = torch.randn(3, rows, N, device=place)
+    into = (partial, *last.args[1:3], out, *last.args[4:])
+    replace(last, args=into).run()
+    torch.testing.assert_close(out, partial.sum(0) + o.residual, rtol=1e-5, atol=1e-5)

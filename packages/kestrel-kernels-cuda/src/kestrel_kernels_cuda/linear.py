@@ -16,10 +16,16 @@ from kestrel_kernels_cuda.linear_blas import gate_launch, product
 from kestrel_kernels_cuda.linear_cases import case_of
 from kestrel_kernels_cuda.linear_config import Product, choose, is_gated
 from kestrel_kernels_cuda.linear_launch import Norm, Operands, config_for, launch, overlaps_on, run
+from kestrel_kernels_cuda.linear_stream import stream_cases
 
 __all__ = ["IMPLS", "compile_cases", "linear", "norm_linear"]
 
 META = torch.device("meta")
+STREAMED = (
+    (18432, 2560, "silu_mul"), (12352, 2560, None), (10240, 2560, None), (2560, 4096, "accumulate"),
+    (2560, 9216, "accumulate"),
+)  # fmt: skip
+"""Weights of the products to compile of those that are streamed: outputs, inputs, epilogue."""
 
 
 def linear(
@@ -118,4 +124,5 @@ def compile_cases() -> Iterator[CompileCase]:
     yield case_of(gated, "silu_mul", norm="rms_plus_one")
     yield case_of(Product(n=8192, k=2048, rows=1), "gelu_tanh", norm="layer", archs=(90,))
     yield case_of(Product(n=2560, k=9216, rows=16), "residual")
+    yield from stream_cases((rows, *weight) for weight in STREAMED for rows in (8, 16, 32, 64))
     yield case_of(Product(n=12352, k=2560, rows=16), archs=(90,), tma=True)

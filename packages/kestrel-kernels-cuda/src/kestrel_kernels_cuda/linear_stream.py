@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 
-from kestrel_kernels_cuda.launch import Launch, Launches
-from kestrel_kernels_cuda.linear_config import Config
+from kestrel_kernels_cuda.compiling import CompileCase
+from kestrel_kernels_cuda.launch import Launch, Launches, compile_case_of
+from kestrel_kernels_cuda.linear_config import Config, Product, choose
 from kestrel_kernels_cuda.linear_operands import Operands
 from kestrel_kernels_cuda.linear_parts import finish
 from kestrel_kernels_cuda.overlap import start_next, wait_for_previous
 
-__all__ = ["stream_launches"]
+__all__ = ["stream_cases", "stream_launches"]
 
 SUMS = 512  # outputs that a program adds up
 
@@ -75,3 +78,24 @@ def _described(matrix: torch.Tensor, rows: int, columns: int) -> Any:
 
     layout = NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     return TensorDescriptor(matrix, list(matrix.shape), [matrix.stride(0), 1], [rows, columns], layout)
+
+
+def stream_cases(shapes: Iterable[tuple[int, int, int, str | None]]) -> Iterator[CompileCase]:
+    """Products of bfloat16 as they are configured on sm_90: rows of the input, outputs and inputs of the weight,
+    epilogue. Those that are not streamed there are left out."""
+    for rows, n, k, epilogue in shapes:
+        config = choose(Product.of(n, k, rows, epilogue), 90)
+        if config.kernel != "stream":
+            continue
+        empty = partial(torch.empty, dtype=torch.bfloat16, device="meta")
+        residual = empty((rows, n)) if epilogue == "accumulate" else None
+        operands = Operands(
+            x=empty((rows, k)),
+            weight=empty((n, k)),
+            bias=None,
+            residual=residual,
+            epilogue=epilogue,
+            norm=None,
+        )
+        for part in stream_launches(config, operands, overlaps=True)[0].parts:
+            yield compile_case_of(f"linear {part.kernel.__name__} {n}x{k} {rows}", part, (90,))
