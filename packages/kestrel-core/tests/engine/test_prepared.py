@@ -82,3 +82,19 @@ async def test_all_processes_can_decode_at_once(toys):
         pool, all_there = engine.fleet._shared.pool, threading.Barrier(WORKERS + 2)
         waits = [pool.run(lambda: all_there.wait(10), 0.0) for _ in range(WORKERS + 2)]
         assert sorted(await asyncio.gather(*waits)) == list(range(WORKERS + 2))
+
+
+async def test_a_call_with_one_picture_takes_one_turn_on_the_pool(toys, monkeypatch):
+    async with toys.engine() as engine:
+        pool, turns = engine.fleet._shared.pool, []
+        run = pool.run
+
+        async def counted(fn, turn):
+            turns.append(turn)
+            return await run(fn, turn)
+
+        monkeypatch.setattr(pool, "run", counted)
+        assert (await engine.query(picture(), "?")).output == {"answer": ALPHABET}
+        assert len(turns) == 1
+        await engine.query([picture(), picture()], "?")
+        assert len(turns) == 1 + 3

@@ -60,3 +60,13 @@ def test_threads_never_hold_more_than_the_budget():
     with ThreadPoolExecutor(8) as pool:
         assert max(pool.map(work, range(500))) <= 1000
     assert budget.held_bytes == 0
+
+
+def test_a_closed_hold_grows_no_more():
+    budget = MediaBudget(10)
+    with budget.hold() as hold:
+        hold.grow(4)
+        assert budget.held_bytes == 4
+    hold.grow(4)
+    hold.close()
+    assert (budget.held_bytes, hold.nbytes) == (0, 0)

@@ -25,7 +25,8 @@ from kestrel.errors import (
     RequestCancelledError,
     RequestTimeoutError,
 )
-from kestrel.spi import Call, RequestRecord, Skill
+from kestrel.media import MediaHold
+from kestrel.spi import Call, Completion, PromptFormat, Request, RequestRecord, Skill
 from kestrel.types import EngineResult
 
 if TYPE_CHECKING:
@@ -237,22 +238,47 @@ class CallRunner:
         model, call, scope = ready.model, ready.call, ready.scope
         infer = EngineInfer(model, scope)
         prompt = model.require_skill(ready.skill.name)
+        composition = prompt.run(ready.skill.name)
         with (
             self._telemetry.within(ready.span),
             model.intake.budget.hold() as hold,
             contextlib.closing(infer),
+            contextlib.ExitStack() as preparing,
         ):
-            with model.preparing() if call.media else contextlib.nullcontext():
+            if call.media:
+                preparing.enter_context(model.preparing())
+            if composition is None and ready.skill.is_one_request and len(call.media) == 1:
+                completions, warnings = await _in_one_turn(ready, infer, prompt, hold, preparing)
+            else:
                 prepared, warnings = await model.intake.prepare_all(
                     call.media, call.settings, hold, scope.submitted
                 )
-            call = call.with_prepared(prepared)
-            composition = prompt.run(ready.skill.name)
-            if composition is not None:
-                completions = [composed(await composition(call, infer), call, scope)]
-            else:
-                completions = await ready.skill.run(call, infer, prompt, model.require_tokenizer())
+                preparing.close()
+                call = call.with_prepared(prepared)
+                if composition is not None:
+                    completions = [composed(await composition(call, infer), call, scope)]
+                else:
+                    completions = await ready.skill.run(call, infer, prompt, model.require_tokenizer())
         return engine_result(completions, scope, warnings)
+
+
+async def _in_one_turn(
+    ready: _Ready, infer: EngineInfer, prompt: PromptFormat, hold: MediaHold, preparing: contextlib.ExitStack
+) -> tuple[list[Completion], tuple[str, ...]]:
+    """Completions, and warnings, of a call that is one request about one item: decoding it, making the request and
+    handing it to the lane are one turn on the pool."""
+    model, call, tokenizer = ready.model, ready.call, ready.model.require_tokenizer()
+    ((role, raw),) = call.media
+    warnings: list[str] = []
+
+    def make() -> Request:
+        item = model.intake.prepare_here(role, raw, call.settings, hold)
+        preparing.close()
+        warnings.extend(item.warnings)
+        return ready.skill.request(call.with_prepared([item.prepared]), prompt, tokenizer)
+
+    completions = await infer.made(make)
+    return completions, tuple(warnings)
 
 
 def _record(scope: CallScope, outcome: EngineResult | BaseException) -> RequestRecord:

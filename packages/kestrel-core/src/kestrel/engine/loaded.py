@@ -76,7 +76,7 @@ class LoadedModel:
             self.model_id, built.main, limits, shared.media_budget, shared.pool, decode_picture
         )
         self._max_queue = config.max_queue
-        self._num_preparing = 0
+        self._preparing: set[object] = set()
 
     def require_skill(self, skill: str) -> PromptFormat:
         """The model's prompt format. InvalidRequestError when it does not do ``skill``, naming what it does."""
@@ -96,20 +96,21 @@ class LoadedModel:
 
     @contextlib.contextmanager
     def preparing(self) -> Iterator[None]:
-        """Held by a call whose media are being prepared, before it reaches the queue.
+        """Held by a call whose media are being prepared, before it reaches the queue; left on any thread.
 
         Raises EngineBusyError when those before it fill the queue already, so that nothing is decoded in vain.
         """
-        waiting = self._num_preparing + int(self.lane.stats()["waiting"])
+        waiting = len(self._preparing) + int(self.lane.stats()["waiting"])
         if waiting >= self._max_queue:
             raise EngineBusyError(
                 f"{waiting} requests wait; max_queue is {self._max_queue}. Retry later, or raise it."
             )
-        self._num_preparing += 1
+        call = object()
+        self._preparing.add(call)
         try:
             yield
         finally:
-            self._num_preparing -= 1
+            self._preparing.discard(call)
 
     def works(self, request: Request, scope: CallScope) -> MakeWork:
         """What makes the request's works, one per output; tokenising and layout happen here, on a pool thread."""

@@ -93,13 +93,17 @@ class MediaIntake:
     async def prepare(self, role: str, raw: Any, settings: Settings, turn: float) -> PreparedMedia:
         """One item prepared on the pool. InvalidMediaError, or EngineBusyError when decoded media fill the memory."""
         if isinstance(raw, PreparedMedia):
-            if raw.model_id != self._model_id:
-                raise InvalidRequestError(
-                    f"this media was prepared for {raw.model_id!r}; prepare it again for {self._model_id!r}"
-                )
-            return raw
+            return self._own(raw)
         options = _media_settings(settings)
         return await self._pool.run(lambda: self._prepare_now(role, raw, options), turn)
+
+    def prepare_here(self, role: str, raw: Any, settings: Settings, hold: MediaHold) -> PreparedMedia:
+        """As ``prepare``, on this thread, which is one of the pool; ``hold`` grows by what the item occupies."""
+        if isinstance(raw, PreparedMedia):
+            return self._own(raw)
+        item = self._prepare_now(role, raw, _media_settings(settings))
+        hold.grow(_size(item))
+        return item
 
     async def prepare_item(self, item: MediaItem, settings: Settings, turn: float) -> Prepared:
         """An item that is already decoded, prepared on the pool."""
@@ -111,8 +115,15 @@ class MediaIntake:
     ) -> PreparedMedia:
         item = await self.prepare(role, raw, settings, turn)
         if not isinstance(raw, PreparedMedia):  # those are their owner's
-            hold.grow(sum(tensor.nbytes for tensor in item.prepared.tensors.values()))
+            hold.grow(_size(item))
         return item
+
+    def _own(self, given: PreparedMedia) -> PreparedMedia:
+        if given.model_id != self._model_id:
+            raise InvalidRequestError(
+                f"this media was prepared for {given.model_id!r}; prepare it again for {self._model_id!r}"
+            )
+        return given
 
     def _prepare_now(self, role: str, raw: Any, settings: Mapping[str, Any]) -> PreparedMedia:
         if isinstance(raw, ImageItem | VideoItem | AudioItem | FloatsItem):
@@ -145,6 +156,10 @@ class MediaIntake:
             video = load_video(raw, self._limits, replace(sampling, **asked), reserve=hold.grow)
             prepared = self._by_driver(video.item, settings)
         return PreparedMedia(self._model_id, prepared, video.warnings)
+
+
+def _size(item: PreparedMedia) -> int:
+    return sum(tensor.nbytes for tensor in item.prepared.tensors.values())
 
 
 def _kind(role: str, raw: Any) -> str:

@@ -78,17 +78,29 @@ class MediaBudget:
         try:
             yield hold
         finally:
-            self.release(hold.nbytes)
+            hold.close()
 
 
 class MediaHold:
-    """Bytes of a budget that one owner holds."""
+    """Bytes of a budget that one owner holds. It may grow on another thread than the one that closes it."""
 
     def __init__(self, budget: MediaBudget) -> None:
         self._budget = budget
+        self._changing = threading.Lock()
+        self._is_closed = False
         self.nbytes = 0
 
     def grow(self, nbytes: int) -> None:
-        """Hold ``nbytes`` more; raises as ``MediaBudget.acquire`` does and holds what it held."""
-        self._budget.acquire(nbytes)
-        self.nbytes += nbytes
+        """Hold ``nbytes`` more, or nothing once it is closed; raises as ``MediaBudget.acquire`` does and holds what it
+        held."""
+        with self._changing:
+            if not self._is_closed:
+                self._budget.acquire(nbytes)
+                self.nbytes += nbytes
+
+    def close(self) -> None:
+        """Give all back, for good. Idempotent."""
+        with self._changing:
+            self._is_closed = True
+            nbytes, self.nbytes = self.nbytes, 0
+        self._budget.release(nbytes)

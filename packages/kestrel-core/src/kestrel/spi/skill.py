@@ -156,6 +156,11 @@ class Skill(ABC):
         """Complete settings of a call. A skill with settings of its own overrides this and fills ``extra``."""
         return Settings.from_mapping(given, defaults=defaults, allowed=self.setting_names(), skill=self.name)
 
+    @property
+    def is_one_request(self) -> bool:
+        """Whether a call is the one request that ``request`` makes; no, where a skill runs calls in its own way."""
+        return type(self).run is Skill.run
+
     async def run(
         self, call: Call, infer: Infer, prompt: PromptFormat, tokenizer: TextTokenizer
     ) -> list[Completion]:
