@@ -266,7 +266,7 @@ def _stage_padded(view: PagedView) -> tuple[Padding, torch.Tensor, torch.Tensor]
     width = view.limits.max_query_len
     padding = padding_of(view.cu_seqlens, view.slots_T.shape[0], width)
     computed = view.computed_B.to(torch.int64).unsqueeze(1)
-    newest = computed + (padding.lens_B.unsqueeze(1) - 1).clamp_(min=0)
+    newest = (computed + padding.lens_B.unsqueeze(1) - 1).clamp_(min=0)
     at_BQ = torch.minimum(computed + torch.arange(width, device=computed.device), newest)
     end_BQ = at_BQ + 1
     if view.bidirectional_end_T is not None:

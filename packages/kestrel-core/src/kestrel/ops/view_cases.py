@@ -153,7 +153,7 @@ VIEW_SHAPES = {
     "prefill, bidirectional in a window": ViewShape(rows=(RowExtent(14, 3, ((6, 15),)),), window=4),
     "prefill, gated": ViewShape(rows=_PREFILL, gated=True),
     "prefill, with empty rows": ViewShape(
-        rows=_rows((0, 0), (6, 2), (0, 5), (3, 0), (0, 0)), captured=True, spare_tokens=1
+        rows=_rows((0, 0), (6, 2), (0, 8), (3, 0), (0, 0)), captured=True, spare_tokens=1
     ),
     "prefill, captured": ViewShape(rows=_PREFILL, captured=True, spare_tokens=3),
     "prefill, captured with everything": ViewShape(
