@@ -11,7 +11,7 @@ def test_written_entries_are_what_attention_reads():
     case = next(case for case in CROSS_ATTENTION.cases() if case.name == "decode")
     q, view, layer, scale = case.make(1, CPU, torch.float32).args
     lengths = view.lens_B.tolist()
-    k, v = torch.randn(2, sum(lengths), 4, 16).unbind(0)
+    k, v = torch.randn(sum(lengths), 2, 4, 16).unbind(1)  # parts of one product
     write_cross(k, v, lengths, view, layer)
     out = cross_attention(q, view, layer, scale)
     start = 0

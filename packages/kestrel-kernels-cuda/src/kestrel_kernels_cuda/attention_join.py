@@ -17,8 +17,8 @@ from kestrel_kernels_cuda.overlap import start_next, wait_for_previous
 
 __all__ = ["ANYWHERE", "INTEGERS", "arrivals_of", "join_group", "join_kernel", "share_of"]
 
-INTEGERS = ["stride_table", "window", "wanted", "longest", "splits"]
-ANYWHERE = ["table", "lens"]  # slices of buffers of many arrays, at any address
+INTEGERS = ("stride_table", "window", "wanted", "longest", "splits")
+ANYWHERE = ("table", "lens")  # slices of buffers of many arrays, at any address
 
 
 @triton.jit

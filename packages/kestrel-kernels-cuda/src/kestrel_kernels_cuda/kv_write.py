@@ -100,6 +100,14 @@ def _adjacent(x: torch.Tensor) -> torch.Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
+def _pages(view: PagedView, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Pages [P, K, S, D] of keys and of values."""
+    k_pages, v_pages = view.k_LPKSD[layer], view.v_LPKSD[layer]
+    assert k_pages.stride() == v_pages.stride(), "keys and values lie differently in their pages"
+    assert k_pages.stride(-1) == 1, "a key's numbers are not adjacent"
+    return k_pages, v_pages
+
+
 def _launch(
     q_THD: torch.Tensor | None,
     k_TKD: torch.Tensor,
@@ -114,9 +122,7 @@ def _launch(
 ) -> tuple[Launch, torch.Tensor | None, torch.Tensor | None]:
     """The launch, the queries it makes and the keys when it ``gives_keys``; without ``q_THD`` it writes keys and values
     alone."""
-    k_pages, v_pages = view.k_LPKSD[layer], view.v_LPKSD[layer]
-    assert k_pages.stride() == v_pages.stride(), "keys and values lie differently in their pages"
-    assert k_pages.stride(-1) == 1, "a key's numbers are not adjacent"
+    k_pages, v_pages = _pages(view, layer)
     tokens, kv_heads, dim = k_TKD.shape
     k_TKD, v_TKD = _adjacent(k_TKD), _adjacent(v_TKD)
     cos, sin = angles
@@ -128,10 +134,8 @@ def _launch(
         q_THD = _adjacent(q_THD)
         heads, q_strides = q_THD.shape[1], q_THD.stride()[:2]
         q_groups = triton.cdiv(heads, config["HEADS"])
-        out = torch.empty((tokens, heads, dim), dtype=q_THD.dtype, device=q_THD.device)
-    k_out = (
-        torch.empty((tokens, kv_heads, dim), dtype=k_TKD.dtype, device=k_TKD.device) if gives_keys else None
-    )
+        out = q_THD.new_empty(q_THD.shape)
+    k_out = k_TKD.new_empty(k_TKD.shape) if gives_keys else None
     launch = Launch(
         kv_write_kernel,
         (tokens, q_groups + 2 * kv_groups),

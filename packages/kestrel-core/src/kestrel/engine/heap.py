@@ -11,26 +11,31 @@ import threading
 
 __all__ = ["freeze", "thaw"]
 
-_changing = threading.Lock()
-_frozen_here = False
+
+class _Heap:
+    """What the interpreter's one collector leaves out. Used from any thread."""
+
+    def __init__(self) -> None:
+        self._changing = threading.Lock()
+        self._is_frozen = False
+
+    def freeze(self) -> None:
+        """Leave all objects that live now out of collections, until ``thaw``. A program that froze some itself keeps
+        its say: nothing happens then."""
+        with self._changing:
+            if gc.get_freeze_count() and not self._is_frozen:
+                return
+            gc.collect()
+            gc.freeze()
+            self._is_frozen = True
+
+    def thaw(self) -> None:
+        """Collect everything again, if ``freeze`` did anything: something that was loaded goes."""
+        with self._changing:
+            if self._is_frozen:
+                gc.unfreeze()
+                self._is_frozen = False
 
 
-def freeze() -> None:
-    """Leave all objects that live now out of collections, until ``thaw``. A program that froze some itself keeps its
-    say: nothing happens then."""
-    global _frozen_here
-    with _changing:
-        if gc.get_freeze_count() and not _frozen_here:
-            return
-        gc.collect()
-        gc.freeze()
-        _frozen_here = True
-
-
-def thaw() -> None:
-    """Collect everything again, if ``freeze`` did anything: something that was loaded goes."""
-    global _frozen_here
-    with _changing:
-        if _frozen_here:
-            gc.unfreeze()
-            _frozen_here = False
+_HEAP = _Heap()
+freeze, thaw = _HEAP.freeze, _HEAP.thaw

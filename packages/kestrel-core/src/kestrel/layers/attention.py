@@ -50,13 +50,8 @@ class PagedAttention(nn.Module):
         self.state, self.layer, self.softcap, self.eps = state, layer, softcap, eps
         self.scale = head_dim**-0.5 if scale is None else scale
         self.rot_dim, self.qk_norm = rot_dim, qk_norm
-        pages = {
-            "kv_heads": kv_heads,
-            "head_dim": head_dim,
-            "page": page_size,
-            "dtype": dtype_name(dtype or torch.get_default_dtype()),
-            "kv_dtype": None if ops.kv_dtype == "auto" else ops.kv_dtype,
-        }
+        self.gated = gated
+        pages = _page_facts(ops, kv_heads, head_dim, page_size, dtype)
         given = {"softcap": softcap is not None, "gated": gated}
         shape = {**pages, "heads": heads, "window": window, **given}
         self._prefill = ops.resolve(OpQuery.of("paged_attention", mode="prefill", fresh=True, **shape))
@@ -72,7 +67,6 @@ class PagedAttention(nn.Module):
             self._write = ops.resolve(query)
         else:
             self._write = ops.resolve(OpQuery.of("write_kv", **pages))
-        self.gated = gated
 
     def forward(
         self,
@@ -110,6 +104,19 @@ class PagedAttention(nn.Module):
         else:
             out = self._prefill(q_THD, *about, k_TKD, v_TKD)
         return out
+
+
+def _page_facts(
+    ops: OpTableLike, kv_heads: int, head_dim: int, page_size: int, dtype: torch.dtype | None
+) -> dict[str, int | str | None]:
+    """What every query of an op that touches pages says of them."""
+    return {
+        "kv_heads": kv_heads,
+        "head_dim": head_dim,
+        "page": page_size,
+        "dtype": dtype_name(dtype or torch.get_default_dtype()),
+        "kv_dtype": None if ops.kv_dtype == "auto" else ops.kv_dtype,
+    }
 
 
 class CrossAttention(nn.Module):

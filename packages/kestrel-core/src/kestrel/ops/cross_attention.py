@@ -103,7 +103,7 @@ def write_cross(
         count = len(list(equal))
         entries_B, end = view.entries_B[item : item + count], start + count * length
         for pool_LEKSD, new_NKD in ((view.k_LEKSD, k_NKD), (view.v_LEKSD, v_NKD)):
-            block_BKSD = new_NKD[start:end].view(count, length, *new_NKD.shape[1:]).transpose(1, 2)
+            block_BKSD = new_NKD[start:end].reshape(count, length, *new_NKD.shape[1:]).transpose(1, 2)
             pool_LEKSD[layer, :, :, :length].index_copy_(0, entries_B, block_BKSD.to(pool_LEKSD.dtype))
         item, start = item + count, end
 

@@ -15,7 +15,7 @@ from kestrel.ops.paged_attention import paged_attention
 from kestrel.ops.qk_norm_rope_kv_write import qk_norm_rope_kv_write
 from kestrel.ops.random import normal
 from kestrel.ops.rope import random_angles
-from kestrel.ops.view_cases import VIEW_SHAPES, ViewShape, make_view
+from kestrel.ops.view_cases import ATTENTION_FACTS, VIEW_SHAPES, ViewShape, make_view
 from kestrel.spi.batch import PagedView
 
 __all__ = ["DECODE_ATTENTION", "decode_attention"]
@@ -102,16 +102,9 @@ DECODE_ATTENTION = Op(
         "float16": Tolerance(1e-2, 6e-3),
     },
     facts={
-        "heads": "H",
-        "kv_heads": "K",
-        "head_dim": "D",
-        "page": "positions per page",
-        "window": "positions or None",
-        "softcap": "whether one is given",
-        "gated": "whether a gate for the output is given",
+        **ATTENTION_FACTS,
         "rot_dim": "R, 0 without rope",
         "norm": '"rms", "rms_plus_one" or None',
         "dtype": "of q, k and v",
-        "kv_dtype": "of pages, None where it is the same",
     },
 )

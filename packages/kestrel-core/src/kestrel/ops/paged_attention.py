@@ -19,7 +19,7 @@ from kestrel.ops.output_gate import output_gate
 from kestrel.ops.padding import Padding, padding_of
 from kestrel.ops.pages import gather_rows, once_per_launch, rows_of_positions
 from kestrel.ops.random import normal
-from kestrel.ops.view_cases import VIEW_SHAPES, ViewShape, make_view
+from kestrel.ops.view_cases import ATTENTION_FACTS, VIEW_SHAPES, ViewShape, make_view
 from kestrel.ops.write_kv import write_kv
 from kestrel.spi.batch import PagedView
 
@@ -360,15 +360,8 @@ PAGED_ATTENTION = Op(
     },
     facts={
         "mode": '"decode" or "prefill"',
-        "heads": "H",
-        "kv_heads": "K",
-        "head_dim": "D",
-        "page": "positions per page",
-        "window": "positions or None",
-        "softcap": "whether one is given",
-        "gated": "whether a gate for the output is given",
+        **ATTENTION_FACTS,
         "fresh": "whether a prefill is given this launch's own keys and values",
         "dtype": "of the queries",
-        "kv_dtype": "of pages, None where it is the same",
     },
 )

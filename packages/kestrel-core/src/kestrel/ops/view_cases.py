@@ -11,7 +11,19 @@ import torch
 from kestrel.ops.random import normal
 from kestrel.spi.batch import Limits, PagedView, RowExtent
 
-__all__ = ["VIEW_SHAPES", "ViewShape", "make_view"]
+__all__ = ["ATTENTION_FACTS", "VIEW_SHAPES", "ViewShape", "make_view"]
+
+ATTENTION_FACTS = {
+    "heads": "H",
+    "kv_heads": "K",
+    "head_dim": "D",
+    "page": "positions per page",
+    "window": "positions or None",
+    "softcap": "whether one is given",
+    "gated": "whether a gate for the output is given",
+    "kv_dtype": "of pages, None where it is the same",
+}
+"""What queries of attention over pages say, whatever the op."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

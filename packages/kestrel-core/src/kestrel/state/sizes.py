@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from types import MappingProxyType
@@ -89,13 +89,7 @@ def plan_sizes(
             f"{page_size} positions, {setting} gives {_mib(budget_bytes)}. Raise {raised}, or lower "
             "max_model_len, max_batch_size or page_size."
         )
-    left = budget_bytes - needed
-    extras = (checkpoints, cross, *windows.values())
-    quarter = left // 4
-    for share in extras:
-        left += share.take(min(quarter, left)) - min(quarter, left)
-    for share in (full, *extras):
-        left = share.take(left)
+    _deal(budget_bytes - needed, full, (checkpoints, cross, *windows.values()))
     return PoolSizes(
         pages=full.places if units.page else 0,
         window_pages=MappingProxyType({w: share.places for w, share in windows.items()}),
@@ -103,6 +97,16 @@ def plan_sizes(
         checkpoint_slots=checkpoints.places,
         cross_entries=cross.places if units.entry else 0,
     )
+
+
+def _deal(left: int, full: _Share, extras: Sequence[_Share]) -> None:
+    """Spend ``left`` bytes: at most a quarter on each of the ``extras``, then on ``full``, then on what they still
+    have a use for."""
+    quarter = left // 4
+    for share in extras:
+        left += share.take(min(quarter, left)) - min(quarter, left)
+    for share in (full, *extras):
+        left = share.take(left)
 
 
 def fixed_pages(spec: TokenSpec, pages: int, *, max_rows: int) -> PoolSizes:
