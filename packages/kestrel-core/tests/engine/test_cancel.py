@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import threading
 
 import pytest
 from engine_toys import LONG, idle, lanes, picture, until
@@ -31,6 +32,30 @@ async def test_while_its_picture_is_decoded(toys):
         await until(lambda: controls.prepared)
         assert engine.fleet._shared.media_budget.held_bytes == 0
     assert controls.launches == before
+
+
+@pytest.mark.parametrize("step", ["works", "submit"])
+async def test_while_a_thread_brings_it_to_the_lane(toys, step):
+    toys.controls().delay_s = 0.001
+    entered, gate = threading.Event(), threading.Event()
+    async with toys.engine() as engine:
+        model = engine.fleet.slot("toy").model
+        inner = getattr(model, step)
+
+        def held_up(*given):
+            entered.set()
+            assert gate.wait(5)
+            return inner(*given)
+
+        setattr(model, step, held_up)
+        task = start(engine, settings=LONG)
+        await until(entered.is_set)
+        await given_up(task)
+        gate.set()
+        await until(lambda: engine.stats()["toy"]["cancelled"])
+        await idle(engine)
+        assert engine.stats()["toy"]["generated_tokens"] < 900
+        assert not model.router._receivers
 
 
 async def test_while_it_is_queued(toys):

@@ -55,6 +55,7 @@ async def test_a_cancelled_caller_takes_its_work_away_and_no_one_elses(pool: Cpu
     kept = asyncio.ensure_future(pool.run(lambda: begun.append("kept"), 2.0))
     await asyncio.sleep(0)
     given_up.cancel()
+    await asyncio.gather(given_up, return_exceptions=True)
     gate.set()
     await asyncio.gather(first, kept)
     assert begun == ["kept"]

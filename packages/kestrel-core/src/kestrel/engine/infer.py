@@ -16,12 +16,26 @@ from kestrel.spi import Completion, Infer, MediaItem, Request
 from kestrel.types import Media, Prepared, StreamChunk, Token
 
 if TYPE_CHECKING:
-    from kestrel.engine.loaded import LoadedModel, MakeWork
+    from kestrel.engine.loaded import LoadedModel
     from kestrel.engine.scope import CallScope
 
 __all__ = ["EngineInfer"]
 
 R = TypeVar("R")
+
+Feed = Callable[[Sequence[Token]], None]
+Feeds = Callable[[Request], tuple[list[Feed], bool]]
+"""Who reads each output of a request, and whether somebody watches."""
+
+
+class _Begun:
+    """A request whose works are on the lane, or on their way there while ``request`` is not known."""
+
+    request: Request
+
+    def __init__(self) -> None:
+        self.receivers: list[Receiver] = []
+        self.is_abandoned = False
 
 
 class EngineInfer(Infer):
@@ -37,17 +51,21 @@ class EngineInfer(Infer):
         return await self.made(lambda: request)
 
     async def made(self, make: Callable[[], Request]) -> list[Completion]:
-        request, works = await self._works(make)
-        is_watched = self._scope.emit is not None and request.settings.n == 1
-        emit = self.emit if is_watched else None
-        outputs = [Output(request, emit) for _ in range(request.settings.n)]
-        receivers = self._submit(works, [output.feed for output in outputs], is_watched=is_watched)
+        outputs: list[Output] = []
+
+        def feeds(request: Request) -> tuple[list[Feed], bool]:
+            is_watched = self._scope.emit is not None and request.settings.n == 1
+            emit = self.emit if is_watched else None
+            outputs.extend(Output(request, emit) for _ in range(request.settings.n))
+            return [output.feed for output in outputs], is_watched
+
+        begun = await self._begun(make, feeds)
         try:
-            ends = await _all_done(receivers)
+            ends = await _all_done(begun.receivers)
         finally:
-            self._settle(receivers)
-        runs = zip(outputs, receivers, ends, strict=True)
-        return [self._completion(request, *run) for run in runs]
+            self._settle(begun.receivers)
+        runs = zip(outputs, begun.receivers, ends, strict=True)
+        return [self._completion(begun.request, *run) for run in runs]
 
     async def stream(self, request: Request) -> AsyncIterator[Token]:
         if request.settings.n != 1:
@@ -58,15 +76,15 @@ class EngineInfer(Infer):
             for token in tokens:
                 queue.put_nowait(token)
 
-        _, works = await self._works(lambda: request)
-        receivers = self._submit(works, [put], is_watched=True)
-        receivers[0].done.add_done_callback(lambda _: queue.put_nowait(None))
+        begun = await self._begun(lambda: request, lambda _: ([put], True))
+        receiver = begun.receivers[0]
+        receiver.done.add_done_callback(lambda _: queue.put_nowait(None))
         try:
             while (token := await queue.get()) is not None:
                 yield token
-            self._scope.reasons.append((await receivers[0].done).finish_reason)
+            self._scope.reasons.append((await receiver.done).finish_reason)
         finally:
-            self._settle(receivers)
+            self._settle(begun.receivers)
 
     async def prepare(self, item: MediaItem) -> Prepared:
         scope = self._scope
@@ -109,34 +127,40 @@ class EngineInfer(Infer):
         for receiver in list(self._scope.running):
             self._settle([receiver])
 
-    async def _works(self, make: Callable[[], Request]) -> tuple[Request, MakeWork]:
-        """What ``make`` gives, and what makes its works: in one turn on the pool."""
-        model, scope = self._model, self._scope
-        scope.check()
+    async def _begun(self, make: Callable[[], Request], feeds: Feeds) -> _Begun:
+        """What ``make`` returns, its works on the lane: one per output, all of them or none.
 
-        def both() -> tuple[Request, MakeWork]:
-            request = make()
-            return request, model.works(request, scope)
-
-        return await self.cpu(both)
-
-    def _submit(
-        self, make: MakeWork, feeds: Sequence[Callable[[Sequence[Token]], None]], *, is_watched: bool
-    ) -> list[Receiver]:
-        """Works on the lane, one per output; all of them or none. The call's first work alone counts as queued."""
-        model, scope = self._model, self._scope
-        scope.check()
-        router, cancel = model.router, model.lane.cancel
-        receivers = [router.open(cancel, feed, is_watched=is_watched) for feed in feeds]
-        scope.running.update(receivers)
+        All of it is one step of the pool, so that the device has the work before the event loop's next turn comes.
+        """
+        begun = _Begun()
+        self._scope.check()
         try:
-            for choice, receiver in enumerate(receivers):
-                model.submit(make(receiver.work_id, choice, scope.admitted))
-                scope.admitted = True
+            await self.cpu(lambda: self._begin(begun, make, feeds))
+            self._scope.check()
         except BaseException:
-            self._settle(receivers)
+            begun.is_abandoned = True
+            self._settle(begun.receivers)
             raise
-        return receivers
+        return begun
+
+    def _begin(self, begun: _Begun, make: Callable[[], Request], feeds: Feeds) -> None:
+        """Fill ``begun``. On a pool thread: the call may be given up meanwhile."""
+        model, scope = self._model, self._scope
+        begun.request = request = make()
+        make_work = model.works(request, scope)
+        scope.check()
+        receive, is_watched = feeds(request)
+        begun.receivers = [
+            model.router.open(model.lane.cancel, feed, is_watched=is_watched) for feed in receive
+        ]
+        scope.running.update(begun.receivers)
+        try:
+            for choice, receiver in enumerate(begun.receivers):
+                model.submit(make_work(receiver.work_id, choice, scope.admitted))
+                scope.admitted = True  # the call's first work alone counts as queued
+        finally:
+            if begun.is_abandoned:  # what was cancelled before it was submitted is cancelled again
+                model.router.abandon(begun.receivers)
 
     def _settle(self, receivers: Sequence[Receiver]) -> None:
         """Note what works cost, cancel what still runs of them, and forget them."""

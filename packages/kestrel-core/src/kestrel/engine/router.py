@@ -28,14 +28,20 @@ class Receiver:
     """
 
     def __init__(
-        self, work_id: int, cancel: Callable[[int], None], on_tokens: OnTokens, *, is_watched: bool
+        self,
+        work_id: int,
+        done: asyncio.Future[Finished],
+        cancel: Callable[[int], None],
+        on_tokens: OnTokens,
+        *,
+        is_watched: bool,
     ) -> None:
         self.work_id = work_id
         self.is_watched = is_watched
         self.metrics: Metrics | None = None
         self.frames: list[int] = []
         self.durations: list[int] = []
-        self.done: asyncio.Future[Finished] = asyncio.get_running_loop().create_future()
+        self.done = done
         self._cancel = cancel
         self._on_tokens = on_tokens
         self._num_taken = 0
@@ -108,7 +114,7 @@ class Receiver:
 
 
 class Router:
-    """Work ids and their receivers. Used on the event loop only, but for ``deliver``."""
+    """Work ids and their receivers. ``close`` is the event loop's; the rest is safe on any thread."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
@@ -119,9 +125,16 @@ class Router:
         self, cancel: Callable[[int], None], on_tokens: OnTokens, *, is_watched: bool = True
     ) -> Receiver:
         """A receiver under a fresh work id; ``cancel`` is its lane's."""
-        receiver = Receiver(next(self._ids), cancel, on_tokens, is_watched=is_watched)
+        done: asyncio.Future[Finished] = self.loop.create_future()
+        receiver = Receiver(next(self._ids), done, cancel, on_tokens, is_watched=is_watched)
         self._receivers[receiver.work_id] = receiver
         return receiver
+
+    def abandon(self, receivers: Sequence[Receiver]) -> None:
+        """End the works of ``receivers``, for which nobody waits or will."""
+        for receiver in receivers:
+            self._receivers.pop(receiver.work_id, None)
+            receiver.cancel()
 
     def close(self, receiver: Receiver) -> None:
         """Settle and forget a receiver; its later events are dropped."""

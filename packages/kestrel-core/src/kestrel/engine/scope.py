@@ -19,7 +19,7 @@ __all__ = ["CallScope"]
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class CallScope:
-    """One call, from its entry to its end. On the event loop only.
+    """One call, from its entry to its end. On the event loop, but for what a step of the pool does for it.
 
     ``submitted`` is in ``time.monotonic`` seconds. ``settings`` are complete once the call is validated. ``ended``:
     why the call was ended from outside. ``running``: works on the lane. ``task`` runs the call; None before.
