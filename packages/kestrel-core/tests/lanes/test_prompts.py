@@ -58,7 +58,7 @@ def test_when_the_first_sibling_is_cancelled_the_next_one_leads(ticks):
 
 
 def test_siblings_do_not_wait_without_a_prefix_cache():
-    bench = Bench(ToyHybrid(3), prefix_cache=False)
+    bench = Bench(ToyHybrid(3), prefix_cache=False, budget=64)
     for choice in range(3):
         bench.submit(PROMPT, group="g", n_siblings=3, choice=choice)
     bench.tick()

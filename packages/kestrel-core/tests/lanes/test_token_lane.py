@@ -165,3 +165,15 @@ def test_an_unchanged_cohort_keeps_its_buffers():
 def test_decoding_max_tokens_caps_the_settings():
     outcome = Bench(FakeTokenDriver()).generate([1], max_tokens=9, decoding=Decoding(max_tokens=4))
     assert len(outcome.ids) == 4
+
+
+def test_a_launch_does_not_wait_for_those_who_come_after_it(toy):
+    bench = Bench(toy, budget=16, depth=2)
+    for i in range(4):
+        bench.submit([4 + i] * 8, max_tokens=4)
+    seen = []
+    for _ in range(2):
+        bench.tick()
+        seen.append((bench.lane.stats()["running"], bench.lane.stats()["prefill_tokens"]))
+    assert seen == [(2, 16), (4, 28)]  # two decode in the second, and chunks end where pages do
+    bench.run()

@@ -18,14 +18,14 @@ __all__ = ["Admission"]
 class Admission:
     """Waiting sequences of a token lane.
 
-    ``head_start``: output positions reserved with the prompt. ``holds_siblings``: the prefix cache is on, so copies of
-    a prompt wait.
+    ``budget``: positions of a launch. ``head_start``: output positions reserved with the prompt.
+    ``holds_siblings``: the prefix cache is on, so copies of a prompt wait.
     """
 
     def __init__(
-        self, board: Board, intake: Intake[Sequence], *, head_start: int, holds_siblings: bool
+        self, board: Board, intake: Intake[Sequence], *, budget: int, head_start: int, holds_siblings: bool
     ) -> None:
-        self._board, self._intake = board, intake
+        self._board, self._intake, self._budget = board, intake, budget
         self._head_start, self._holds_siblings = head_start, holds_siblings
         self._queue: WaitQueue[Sequence] = WaitQueue()
         self._siblings = Siblings()
@@ -54,10 +54,12 @@ class Admission:
             self._release(self._siblings.prompt_cached(seq.work.group))
 
     def admit(self, now: float) -> None:
-        """Give rows and leases to waiting sequences, in order, until one of them finds no room."""
+        """Give rows and leases to waiting sequences, in order, until one of them finds no room, or the next launch is
+        full: a device that waits for it does not wait for those behind."""
         board = self._board
         board.room = True
-        while board.has_row and (seq := self._queue.peek()) is not None:
+        ready = sum(map(self._runnable, board.prefilling))
+        while ready < self._budget and board.has_row and (seq := self._queue.peek()) is not None:
             if seq.keys is None:
                 seq.keys = seq.work.keys.fork()
             head = min(seq.limit - len(seq.tokens), self._head_start)
@@ -71,6 +73,8 @@ class Admission:
             self._queue.pop()
             self._intake.left_queue()
             self._start(seq, lease, now)
+            if seq.phase is Phase.PREFILL:
+                ready += self._runnable(seq)
 
     def _start(self, seq: Sequence, lease: Lease, now: float) -> None:
         if seq.admitted_at is None:
@@ -81,6 +85,10 @@ class Admission:
             seq.media = MediaHold.of(seq.work.layout, lease.cached, self._cross(seq, lease))
         except Exception as error:  # its prompt, parameters or grammar: nobody else is concerned
             self._board.fail(seq, own_error(seq.id, "it could not start", error), now)
+
+    def _runnable(self, seq: Sequence) -> int:
+        """Positions that the next launch could compute."""
+        return max(0, min(seq.known, self._board.encoder.barrier(seq)) - seq.scheduled)
 
     def _limit(self, seq: Sequence) -> int | None:
         """Positions that may come from the cache: a probe's hidden state has to be computed."""

@@ -76,6 +76,7 @@ class TokenLane(QueuedLane[Sequence]):
         self._admission = Admission(
             self._board,
             self._intake,
+            budget=config.max_batched_tokens,
             head_start=config.head_start,
             holds_siblings=config.prefix_cache,
         )
