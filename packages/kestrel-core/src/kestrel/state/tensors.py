@@ -95,12 +95,12 @@ class RecurrentTensors:
     def zero(self, slot: int) -> None:
         """Make ``slot`` the state of an empty sequence, in stream order."""
         for x in self.parts.values():
-            x[:, slot].zero_()
+            torch._foreach_zero_(x[:, slot].unbind())  # one launch for all layers, however large the pool
 
     def copy(self, src: int, dst: int) -> None:
         """Copy slot ``src`` to slot ``dst``, in stream order."""
         for x in self.parts.values():
-            x[:, dst].copy_(x[:, src])
+            torch._foreach_copy_(x[:, dst].unbind(), x[:, src].unbind())
 
 
 @dataclass(frozen=True, slots=True)
