@@ -130,7 +130,7 @@ class Layout:
     """A prompt as positions.
 
     ``tokens``: n ids (any valid id at media positions). ``aux``: empty, or n tuples of width W.
-    ``positions``: P rows of n position ids; empty means one row 0 … n − 1.
+    ``positions``: P rows of n position ids; empty means 0 … n − 1 in each row.
     ``spans``: where media items sit, in order. ``media``: the items, cross items included (they have no span).
     ``bidirectional``: ``(start, end)`` ranges whose positions see each other fully; never split by a chunk.
     ``marks``: positions (a count of positions before the mark) at which the prefix tree also ends a node.

@@ -53,7 +53,7 @@ def build_layout(segments: Sequence[Segment], tokenizer: TextTokenizer, config: 
     begins = list(_turns(ids, tokenizer))
     return Layout(
         tokens=tuple(ids),
-        positions=tuple(tuple(row) for row in rows),
+        positions=tuple(tuple(row) for row in rows) if media else (),
         spans=tuple(spans),
         media=tuple(media),
         marks=tuple(sorted({*(span.end for span in spans), *begins} - {0})),
