@@ -13,15 +13,15 @@ from kestrel.testing.backends import differences, run_case
 CPU = torch.device("cpu")
 
 
-def _naive():
-    spec = importlib.util.spec_from_file_location("naive_ops", Path(__file__).with_name("naive.py"))
+def _naive(name):
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
     module = importlib.util.module_from_spec(spec)
-    sys.modules["naive_ops"] = module
+    sys.modules[name] = module
     spec.loader.exec_module(module)
     return module.NAIVE
 
 
-NAIVE = _naive()
+NAIVE = _naive("naive") | _naive("naive_sampling")
 CASES = [case for op in OPS.values() for case in op.cases()]
 
 
