@@ -106,8 +106,8 @@ def product_calls() -> Iterator[Call]:
     yield OpQuery.of("linear", n=2560, **facts), lambda fn: fn(*down, None, "accumulate", into)
 
 
-def layer_calls() -> Iterator[Call]:
-    """The ops of layers."""
+def norm_calls() -> Iterator[Call]:
+    """Norms of rows."""
     x, weight = empty(ROWS, 96), empty(96)
     norm = {"dim": 96, "dtype": "bfloat16"}
     yield OpQuery.of("rms_norm", kind="rms", **norm), lambda fn: fn(x, weight, 1e-6, add_one=False)
@@ -120,7 +120,11 @@ def layer_calls() -> Iterator[Call]:
         OpQuery.of("add_norm", kind="layer", **norm),
         lambda fn: fn(x, x, weight, weight, 1e-6, kind="layer"),
     )
-    row, square = x[:1], empty(96, 96)
+
+
+def pair_calls() -> Iterator[Call]:
+    """The products of a block whose attention and MLP run side by side."""
+    row, square, weight = empty(1, 96), empty(96, 96), empty(96)
     pair = {"k": 96, "n": 96, "rows": 1, "dtype": "bfloat16"}
     yield (
         OpQuery.of("linear_pair", other_n=96, other_epilogue="gelu_tanh", **pair),
@@ -130,8 +134,12 @@ def layer_calls() -> Iterator[Call]:
         OpQuery.of("linear_sum", other_k=96, **pair),
         lambda fn: fn(row, square, weight, row, square, weight, row),
     )
+
+
+def head_calls() -> Iterator[Call]:
+    """What happens to queries, keys and values, and attention to them."""
+    heads, weight = empty(ROWS, 8, 64), empty(64)
     angle = empty(ROWS, 32, dtype=torch.float32)
-    heads = empty(ROWS, 8, 64)
     yield OpQuery.of("rope", head_dim=64, rot_dim=32, dtype="bfloat16"), lambda fn: fn(heads, angle, angle)
     freq, rows = empty(32, dtype=torch.float32), empty(32, dtype=torch.int64)
     yield (
@@ -144,9 +152,14 @@ def layer_calls() -> Iterator[Call]:
     yield OpQuery.of("write_kv", **pages), lambda fn: fn(k, v, view(), 1)
     yield (
         OpQuery.of("qk_norm_rope_kv_write", heads=4, rot_dim=32, norm="rms", **pages),
-        lambda fn: fn(q, k, v, view(), 1, angle, angle, weight[:64], weight[:64], 1e-6, gives_keys=True),
+        lambda fn: fn(q, k, v, view(), 1, angle, angle, weight, weight, 1e-6, gives_keys=True),
     )
     yield from attention_calls(q, k, v)
+
+
+def other_calls() -> Iterator[Call]:
+    """Gates, experts, pages and pictures."""
+    x, heads = empty(ROWS, 96), empty(ROWS, 8, 64)
     gate = empty(ROWS, 8, 2, 64).select(2, 1)
     facts = {"dtype": "bfloat16"}
     yield (
@@ -303,8 +316,11 @@ def main() -> None:
     impls, late = CudaBackend().impls(), {}
     warmed: set[OpQuery] = set()
     for query, make_call in (
-        *layer_calls(),
+        *norm_calls(),
         *product_calls(),
+        *pair_calls(),
+        *head_calls(),
+        *other_calls(),
         *vision_calls(),
         *recurrent_calls(),
         *sampling_calls(),

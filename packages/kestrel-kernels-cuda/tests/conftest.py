@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import random
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -69,3 +74,19 @@ def seeded() -> None:
 def place() -> torch.device:
     """Where kernels run: the GPU, or the CPU under the interpreter."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@pytest.fixture
+def compiled_apart(tmp_path: Path) -> Callable[..., list[Any]]:
+    """``compiled_apart(*words)``: what ``python *words`` prints, a JSON value per line, without the interpreter and
+    with a cache of kernels that is empty. It must succeed."""
+
+    def run(*words: str | Path) -> list[Any]:
+        environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}
+        environment.pop("TRITON_INTERPRET", None)
+        command = [sys.executable, *map(str, words)]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, f"{done.stdout[-20_000:]}\n{done.stderr}"
+        return [json.loads(line) for line in done.stdout.splitlines()]
+
+    return run

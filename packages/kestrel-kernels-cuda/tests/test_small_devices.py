@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -34,13 +32,10 @@ FP8 = (
 
 
 @pytest.mark.timeout(600)
-def test_launches_of_the_largest_shapes_fit_small_devices_and_spill_nothing(tmp_path: Path) -> None:
-    environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}
-    environment.pop("TRITON_INTERPRET", None)
-    command = [sys.executable, str(Path(__file__).with_name("widest.py"))]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    lines = [json.loads(line) for line in done.stdout.splitlines()]
+def test_launches_of_the_largest_shapes_fit_small_devices_and_spill_nothing(
+    compiled_apart: Callable[..., list[Any]],
+) -> None:
+    lines = compiled_apart(Path(__file__).with_name("widest.py"))
     found = [line for line in lines if "refused" not in line]
     assert {line["arch"] for line in found} == {89, 120}
     errors = [f"{f['name']} for sm_{f['arch']}: {f['error']}" for f in found if f["error"]]
