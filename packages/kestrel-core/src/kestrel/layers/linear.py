@@ -43,13 +43,13 @@ class Linear(Stored):
     ) -> None:
         super().__init__()
         self.in_features, self.out_features, self.epilogue = in_features, out_features, epilogue
-        self._adds_bias = bias and adds_bias
+        self.adds_bias = bias and adds_bias
         self.weight = nn.Parameter(torch.empty(out_features, in_features, dtype=dtype), requires_grad=False)
         self.bias = (
             nn.Parameter(torch.empty(out_features, dtype=dtype), requires_grad=False) if bias else None
         )
         facts: dict[str, Any] = {"k": in_features, "n": out_features, "epilogue": epilogue}
-        facts["bias"] = self._adds_bias
+        facts["bias"] = self.adds_bias
         facts["dtype"] = dtype_name(dtype or torch.get_default_dtype())
         self._ops = ops
         self._queries = {rows: OpQuery.of("linear", rows=rows, **facts) for rows in (*ROW_BUCKETS, 0)}
@@ -68,7 +68,7 @@ class Linear(Stored):
             if fused is not None:
                 return self._normed(fused, x, residual)
             x = x.value()
-        return self.with_bias(x, self.bias if self._adds_bias else None, residual)
+        return self.with_bias(x, self.bias if self.adds_bias else None, residual)
 
     def with_bias(
         self, x: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor | None = None
@@ -89,7 +89,7 @@ class Linear(Stored):
         norm = x.norm
         assert norm.kind == self._norm, f"a {norm.kind} norm for a linear built for {self._norm}"
         out: torch.Tensor = call(
-            x.x, self.weight, self.bias if self._adds_bias else None, self.epilogue, residual,
+            x.x, self.weight, self.bias if self.adds_bias else None, self.epilogue, residual,
             kind=norm.kind, gain=norm.weight, shift=norm.bias, eps=norm.eps,
         )  # fmt: skip
         return out

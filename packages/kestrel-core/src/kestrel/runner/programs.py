@@ -20,6 +20,8 @@ from kestrel.spi.driver import TokenDriver
 
 __all__ = ["Programs"]
 
+Chosen = tuple[Sampled, torch.Tensor]
+
 
 class Programs:
     """F and S of one model, over the tables of its rows. ``tracks_life``: steps overlap, so S must tell F who died."""
@@ -46,31 +48,26 @@ class Programs:
 
         ``needs``: what any of the rows needs of sampling, or more.
         """
+        sampled, _ = self._chosen(h_NC, needs, rows_N)
+        return sampled
+
+    def _chosen(self, h_NC: torch.Tensor, needs: int, rows_N: torch.Tensor) -> Chosen:
+        """As ``choose``, and ids, ends and statuses in one piece (``ops.row_results``)."""
         logits_NV = self._driver.logits(h_NC)
         sampled = self._sampler.sample_as(logits_NV, needs, rows_N, h_NC, self._aux_fn)
         tables = self._rows
-        tables.last_ids.index_copy_(0, rows_N, sampled.ids)
         if sampled.has_aux:
             tables.last_aux.index_copy_(0, rows_N, sampled.aux)
-        if self._tracks_life:
-            alive_N = torch.add(sampled.status, sampled.stopped).eq_(0)
-            tables.live.index_copy_(0, rows_N, tables.live.index_select(0, rows_N).mul_(alive_N))
-        return sampled
-
-    def choose_packed(
-        self, h_NC: torch.Tensor, needs: int, rows_N: torch.Tensor
-    ) -> tuple[Sampled, torch.Tensor]:
-        """As ``choose``, and ``results.pack`` of what it gives."""
-        if needs & (Needs.AUX | Needs.LOGPROBS):
-            sampled = self.choose(h_NC, needs, rows_N)
-            return sampled, pack(sampled)
-        sampled = self._sampler.sample_as(self._driver.logits(h_NC), needs, rows_N)
-        tables = self._rows
         live_R = tables.live if self._tracks_life else None
         packed: torch.Tensor = self._row_results(
             sampled.ids, sampled.stopped, sampled.status, rows_N, tables.last_ids, live_R
         )
         return sampled, packed
+
+    def choose_packed(self, h_NC: torch.Tensor, needs: int, rows_N: torch.Tensor) -> Chosen:
+        """As ``choose``, and ``results.pack`` of what it gives."""
+        sampled, packed = self._chosen(h_NC, needs, rows_N)
+        return sampled, pack(sampled) if needs & (Needs.AUX | Needs.LOGPROBS) else packed
 
     def logprobs(self, h_NC: torch.Tensor, which_K: torch.Tensor, ids_K: torch.Tensor) -> torch.Tensor:
         """Unmasked natural-log probabilities [K] of ``ids_K``, each after the hidden state that ``which_K`` names."""

@@ -21,6 +21,7 @@ from kestrel.layers import Deferred, Linear
 __all__ = ["HalfLinear", "halve"]
 
 LARGEST = 65504.0
+EPILOGUES = (None, "gelu", "residual", "accumulate")
 
 
 class HalfLinear(nn.Module):
@@ -37,10 +38,12 @@ class HalfLinear(nn.Module):
         """None where the weight holds other numbers than float16's, or this torch has no such product."""
         weight = linear.weight
         fits = weight.device.type == "cpu" and weight.dtype == torch.float32
-        if not fits or linear.epilogue not in (None, "gelu", "residual") or weight.abs().max() > LARGEST:
+        if not fits or linear.epilogue not in EPILOGUES or weight.abs().max() > LARGEST:
             return None
         try:
-            packed = torch.ops.quantized.linear_prepack_fp16(weight, linear.bias)
+            packed = torch.ops.quantized.linear_prepack_fp16(
+                weight, linear.bias if linear.adds_bias else None
+            )
             stored, _ = torch.ops.quantized.linear_unpack_fp16(packed)
         except (AttributeError, RuntimeError):
             return None
@@ -56,6 +59,9 @@ class HalfLinear(nn.Module):
         if self.epilogue == "residual":
             assert residual is not None, "the residual epilogue needs a residual"
             return y.add_(residual)
+        if self.epilogue == "accumulate":
+            assert residual is not None, "the accumulate epilogue needs a residual"
+            return residual.add_(y)
         return y
 
 
