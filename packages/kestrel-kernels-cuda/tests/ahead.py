@@ -20,7 +20,7 @@ from kestrel.device import Staging
 from kestrel.ops.gated_delta_step import MixerWeights
 from kestrel.ops.resampling import CropPlan, crop_tables
 from kestrel.sampling.rows import SampleRows
-from kestrel.spi import Limits, OpQuery, PagedView
+from kestrel.spi import CrossView, Limits, OpQuery, PagedView
 from kestrel.spi.batch import RecurrentView
 from kestrel_kernels_cuda.backend import CudaBackend
 from kestrel_kernels_cuda.devices import Device, as_if
@@ -63,6 +63,15 @@ def view() -> PagedView:
         k_LPKSD=pool, v_LPKSD=pool, page_table_BN=empty(1, 1, dtype=torch.int32), slots_T=odd(ROWS),
         computed_B=empty(1, dtype=torch.int32), cu_seqlens=empty(2, dtype=torch.int32), page_size=16,
         limits=Limits(max_rows=1, max_tokens=ROWS, max_query_len=ROWS, max_context_len=ROWS),
+    )  # fmt: skip
+
+
+def cross_view(pool: torch.Tensor) -> CrossView:
+    """Two entries of ``pool``; where they are named lies at any address."""
+    return CrossView(
+        k_LEKSD=pool, v_LEKSD=pool, entries_B=odd(2), lens_B=empty(2, dtype=torch.int32),
+        cu_seqlens=empty(3, dtype=torch.int32),
+        limits=Limits(max_rows=2, max_tokens=ROWS, max_query_len=ROWS, max_context_len=ROWS),
     )  # fmt: skip
 
 
@@ -150,6 +159,11 @@ def head_calls() -> Iterator[Call]:
     q, k, v = (part.unflatten(-1, (-1, 64)) for part in packed.split([256, 128, 128], dim=-1))
     pages = {"head_dim": 64, "kv_heads": 2, "page": 16, "dtype": "bfloat16"}
     yield OpQuery.of("write_kv", **pages), lambda fn: fn(k, v, view(), 1)
+    encoded, entries = empty(37, 2, 20, 64), empty(2, 3, 20, 37, 64)
+    yield (
+        OpQuery.of("write_cross", kv_heads=20, head_dim=64, max_len=37, dtype="bfloat16"),
+        lambda fn: fn(*encoded.unbind(1), [5, 32], cross_view(entries), 1),
+    )
     yield (
         OpQuery.of("qk_norm_rope_kv_write", heads=4, rot_dim=32, norm="rms", **pages),
         lambda fn: fn(q, k, v, view(), 1, angle, angle, weight, weight, 1e-6, gives_keys=True),

@@ -187,6 +187,16 @@ def cross_attention(q_THD, view, layer, scale):
     return out
 
 
+def write_cross(k_NKD, v_NKD, lengths, view, layer):
+    start = 0
+    for b, length in enumerate(lengths):
+        entry = int(view.entries_B[b])
+        for pool, new in ((view.k_LEKSD, k_NKD), (view.v_LEKSD, v_NKD)):
+            for j in range(length):
+                pool[layer, entry, :, j] = new[start + j].to(pool.dtype)
+        start += length
+
+
 def stores_after(view, row, count, pool, state):
     """Copy ``state`` to every slot that asks for row ``row`` after ``count`` tokens."""
     for b, n, slot in view.stores.tolist():
@@ -347,6 +357,6 @@ NAIVE = {
         fp8_grouped_experts, fp8_linear, gated_delta,
         gated_delta_step, gated_norm, grouped_experts,
         layer_norm, linear, linear_pair, linear_sum, log_mel, moe_route, norm_linear, output_gate, paged_attention,
-        qk_norm_rope_kv_write, resize_crops, rms_norm, rope, rope_angles, vision_attention, write_kv,
+        qk_norm_rope_kv_write, resize_crops, rms_norm, rope, rope_angles, vision_attention, write_cross, write_kv,
     )
 }  # fmt: skip

@@ -23,6 +23,7 @@ MODULES: tuple[str, ...] = (
     "attention_step",
     "attention_vision",
     "causal_conv",
+    "cross_write",
     "experts",
     "experts_fp8",
     "gated_delta",

@@ -10,7 +10,6 @@ from torch import nn
 
 from kestrel.layers.norms import NormKind
 from kestrel.layers.rope import Angles
-from kestrel.ops.cross_attention import write_cross
 from kestrel.ops.op import dtype_name
 from kestrel.spi.backend import OpQuery
 from kestrel.spi.batch import Batch, CrossView
@@ -151,6 +150,8 @@ class CrossAttention(nn.Module):
         }
         self._decode = ops.resolve(OpQuery.of("cross_attention", mode="decode", **shape))
         self._prefill = ops.resolve(OpQuery.of("cross_attention", mode="prefill", **shape))
+        del shape["heads"]
+        self._write = ops.resolve(OpQuery.of("write_cross", **shape))
 
     def forward(self, q_THD: torch.Tensor, batch: Batch) -> torch.Tensor:
         """Outputs [T, H, D]."""
@@ -163,7 +164,7 @@ class CrossAttention(nn.Module):
         self, k_NKD: torch.Tensor, v_NKD: torch.Tensor, lengths: Sequence[int], views: Mapping[str, CrossView]
     ) -> None:
         """Store projected encoder rows in new entries: the next ``lengths[b]`` rows are item b's (``write_cross``)."""
-        write_cross(k_NKD, v_NKD, lengths, views[self.state], self.layer)
+        self._write(k_NKD, v_NKD, lengths, views[self.state], self.layer)
 
 
 class VisionAttention(nn.Module):

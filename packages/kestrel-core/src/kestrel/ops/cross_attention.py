@@ -19,7 +19,7 @@ from kestrel.ops.pages import once_per_launch
 from kestrel.ops.random import normal
 from kestrel.spi.batch import CrossView, Limits, RowExtent
 
-__all__ = ["CROSS_ATTENTION", "cross_attention", "write_cross"]
+__all__ = ["CROSS_ATTENTION", "WRITE_CROSS", "cross_attention", "write_cross"]
 
 
 def cross_attention(q_THD: torch.Tensor, view: CrossView, layer: int, scale: float) -> torch.Tensor:
@@ -94,9 +94,10 @@ def _padded(q_THD: torch.Tensor, view: CrossView, layer: int, scale: float) -> t
 def write_cross(
     k_NKD: torch.Tensor, v_NKD: torch.Tensor, lengths: Sequence[int], view: CrossView, layer: int
 ) -> None:
-    """Write projected encoder rows to the entries of ``view``: the next ``lengths[b]`` rows go to ``entries_B[b]``.
+    """Write projected encoder rows [N, K, D] to entries of ``view``: the next ``lengths[b]`` go to ``entries_B[b]``.
 
-    Items of one length that follow one another are written together: launches are what this costs.
+    What lies behind an entry's rows stays. Items of one length that follow one another are written together: launches
+    are what this costs.
     """
     item, start = 0, 0
     for length, equal in groupby(lengths):
@@ -198,5 +199,40 @@ CROSS_ATTENTION = Op(
         "head_dim": "D",
         "max_len": "positions of an entry",
         "dtype": "of the queries",
+    },
+)
+
+
+def _make_write(shape: _Shape, seed: int, device: torch.device, dtype: torch.dtype) -> Inputs:
+    view = _make(shape, seed, device, dtype).args[1]
+    lengths = [length for _, length in shape.rows]
+    packed = normal(seed, (sum(lengths), 2, shape.kv_heads, shape.head_dim), device, dtype)
+    pools = view.k_LEKSD.nan_to_num_(0.0), view.v_LEKSD.nan_to_num_(0.0)
+    return Inputs(args=(*packed.unbind(1), lengths, view, 1), written=pools)
+
+
+def _write_cases() -> Sequence[Case]:
+    shapes = {**_SHAPES, "equal lengths": _Shape(rows=((1, 9), (1, 9), (1, 4)), kv_heads=5, head_dim=24)}
+    return [
+        Case(
+            op="write_cross",
+            name=name,
+            make=partial(_make_write, shape),
+            facts={"kv_heads": shape.kv_heads, "head_dim": shape.head_dim, "max_len": shape.max_len},
+        )
+        for name, shape in shapes.items()
+    ]
+
+
+WRITE_CROSS = Op(
+    name="write_cross",
+    reference=write_cross,
+    cases=_write_cases,
+    tolerances=dict.fromkeys(("float32", "bfloat16", "float16"), Tolerance(0.0, 0.0)),  # copies
+    facts={
+        "kv_heads": "K",
+        "head_dim": "D",
+        "max_len": "positions of an entry",
+        "dtype": "of keys, values and entries",
     },
 )

@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 from kestrel.errors import likeliest
 from kestrel.ops.causal_conv import CAUSAL_CONV
-from kestrel.ops.cross_attention import CROSS_ATTENTION
+from kestrel.ops.cross_attention import CROSS_ATTENTION, WRITE_CROSS
 from kestrel.ops.decode_attention import DECODE_ATTENTION
 from kestrel.ops.fp8_grouped_experts import FP8_GROUPED_EXPERTS
 from kestrel.ops.fp8_linear import FP8_LINEAR
@@ -77,6 +77,7 @@ OPS: Mapping[str, Op] = MappingProxyType(
             SAMPLE_LOGPROBS,
             SAMPLE_PROCESS,
             VISION_ATTENTION,
+            WRITE_CROSS,
             WRITE_KV,
         )
     }
