@@ -47,6 +47,10 @@ class EngineInfer(Infer):
         self.tokenizer = model.tokenizer
         self.prompt = model.built.prompt
 
+    @property
+    def is_watched(self) -> bool:
+        return self._scope.emit is not None
+
     async def __call__(self, request: Request) -> list[Completion]:
         return await self.made(lambda: request)
 
@@ -54,7 +58,7 @@ class EngineInfer(Infer):
         outputs: list[Output] = []
 
         def feeds(request: Request) -> tuple[list[Feed], bool]:
-            is_watched = self._scope.emit is not None and request.settings.n == 1
+            is_watched = self.is_watched and request.settings.n == 1
             emit = self.emit if is_watched else None
             outputs.extend(Output(request, emit) for _ in range(request.settings.n))
             return [output.feed for output in outputs], is_watched

@@ -100,6 +100,11 @@ class Infer(ABC):
     tokenizer: TextTokenizer | None
     prompt: PromptFormat | None
 
+    @property
+    def is_watched(self) -> bool:
+        """Somebody may be shown what is emitted; where not, it need not be made."""
+        return True
+
     @abstractmethod
     async def __call__(self, request: Request) -> list[Completion]:
         """Run ``request``; one completion per ``n``."""

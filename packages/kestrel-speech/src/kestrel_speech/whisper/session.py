@@ -171,9 +171,8 @@ class Session:
         rules = self.model.rules.window(
             with_times=prompt.with_times, goes_on=bool(prompt.prefix), **rule_options(self.options)
         )
-        return await self.decoder.decode(
-            window, prompt, rules, self._partial if shows else None, attempts=attempts
-        )
+        partial = self._partial if shows and self.infer.is_watched else None
+        return await self.decoder.decode(window, prompt, rules, partial, attempts=attempts)
 
     async def words(
         self,
@@ -262,7 +261,8 @@ class Session:
         """Everything before ``seconds`` of the file is done; show it, and the ``tail`` behind that is not settled."""
         self.progress.completed = seconds
         self.progress.attempt = 0
-        self.infer.emit(self._snapshot(tail))
+        if self.infer.is_watched:
+            self.infer.emit(self._snapshot(tail))
 
     def _snapshot(self, tail: str) -> StreamChunk:
         value = {**self.transcript(tail).as_output(), "provisional": True}

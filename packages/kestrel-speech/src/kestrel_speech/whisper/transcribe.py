@@ -33,7 +33,8 @@ async def transcribe(call: Call, infer: Infer, model: Model) -> Completion:
         await source.close()
     _note_length(session, source)
     output = session.transcript().as_output()
-    infer.emit(StreamChunk(ChunkKind.SNAPSHOT, value={**output, "provisional": False}))
+    if infer.is_watched:
+        infer.emit(StreamChunk(ChunkKind.SNAPSHOT, value={**output, "provisional": False}))
     return Completion(
         output=output,
         finish_reason=reason,
