@@ -130,6 +130,16 @@ async def test_snapshots_are_shown_to_whoever_streams(composed):
         assert (await engine.run("plan", {})).output == {"text": "xxx"}
 
 
+async def test_a_composition_knows_whether_anybody_watches(composed):
+    async def seen(call, infer):
+        return {"watched": infer.is_watched}
+
+    async with composed(seen) as engine:
+        assert (await engine.run("plan", {})).output == {"watched": False}
+        async with await engine.stream("plan", {}) as stream:
+            assert (await stream.result()).output == {"watched": True}
+
+
 async def test_tokens_can_be_read_as_they_come(composed, toys):
     toys.controls().delay_s = 0.001
 
