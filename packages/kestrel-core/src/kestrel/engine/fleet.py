@@ -14,7 +14,7 @@ import torch
 
 from kestrel.config import RuntimeConfig
 from kestrel.device import has_streams, resolve_device, use_device
-from kestrel.engine import heap
+from kestrel.engine import heap, turns
 from kestrel.engine.building import load_model
 from kestrel.engine.loaded import LoadedModel, Shared
 from kestrel.engine.loading import ProgressReport, survey
@@ -62,6 +62,7 @@ class Fleet:
         self._reporter = _Reporter(progress)
         self._slots: dict[str, Slot] = {}
         self._threads: dict[torch.device, DeviceThread] = {}
+        self._has_short_turns = False
         self._change = asyncio.Lock()
         self._pausing = asyncio.Lock()
         self._unloads: set[asyncio.Task[None]] = set()
@@ -231,6 +232,9 @@ class Fleet:
             thread = self._threads[device] = DeviceThread(str(device))
             thread.on_lost = self._lane_lost
             thread.start()
+            if has_streams(device) and not self._has_short_turns:
+                self._has_short_turns = True
+                turns.shorten()
             thread.call(partial(use_device, device))
             if not self._shared.running.is_set():
                 thread.pause()
@@ -282,6 +286,9 @@ class Fleet:
             threads, self._threads = list(self._threads.values()), {}
             for thread in threads:
                 await on_thread(thread.stop)
+            if self._has_short_turns:
+                self._has_short_turns = False
+                turns.lengthen()
             heap.thaw()
 
 
