@@ -2,6 +2,7 @@
 
 import gc
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -71,6 +72,27 @@ def test_programs_on_a_gpu_give_what_the_oracle_gives(small_buckets, seed):
     runner = bench.lane._board.runner
     assert runner.captured_prefills == (4, 8, 16)
     assert runner._encoders.num_captured
+
+
+def test_pinned_media_stay_until_the_device_has_read_them():
+    """The allocator gives a dropped item's memory to the next one, but not before its copy was made."""
+    driver = Packed(3, device=CUDA)
+    runner = Bench(driver, device=CUDA, graphs=graphs_for(CUDA)).lane._board.runner
+    width = driver.weights.media.shape[0]
+    wanted, found = [], []
+    with torch.inference_mode():
+        matrix = torch.rand(4096, 4096, device=CUDA)
+        for number in range(12):
+            x = torch.empty(5, width, pin_memory=True).fill_(number + 1)
+            item = replace(toy_media("image", number, 5), tensors={"x": x})
+            wanted.append(x.clone())
+            for _ in range(6):
+                matrix = (matrix @ matrix).clamp(0, 1)  # the device is busy meanwhile
+            found.append(runner.encode("image", [item]).clone())
+            del x, item
+    assert runner._encoders.num_captured == 1
+    for x, features in zip(wanted, found, strict=True):
+        torch.testing.assert_close(features, x.to(CUDA) @ driver.weights.media)
 
 
 def test_the_host_running_ahead_of_the_device_changes_no_chunk(small_buckets):

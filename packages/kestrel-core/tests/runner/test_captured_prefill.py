@@ -184,6 +184,24 @@ def test_a_packed_encoder_gives_what_the_oracle_gives(graphs):
     assert bool(captured) == (graphs is not None)
 
 
+def test_what_the_device_reads_by_itself_goes_straight_to_the_program(monkeypatch):
+    bench = Bench(Packed(3), graphs=ReplayGraphs())
+    runner = bench.lane._board.runner
+    staged = []
+    monkeypatch.setattr(torch.Tensor, "is_pinned", lambda tensor: tensor.dtype == torch.float32)
+    put_all = runner._encoders._media.put_all
+    monkeypatch.setattr(
+        runner._encoders._media, "put_all", lambda parts: (staged.append(1), put_all(parts))[1]
+    )
+    with torch.inference_mode():
+        for number in range(5):
+            items = [toy_media("image", 2 * number + i, 3) for i in range(2)]
+            x_RC = runner.encode("image", items)
+            wanted = torch.cat([item.tensors["x"] for item in items]) @ runner._driver.weights.media
+            assert torch.equal(x_RC, wanted)
+    assert len(staged) == 2  # the first launch, and the one that was captured
+
+
 @pytest.mark.parametrize("graphs", [None, ReplayGraphs()])
 def test_cross_entries_are_written_by_the_encoders_program(graphs):
     driver = Packed(3, cross=True, max_cost=4)

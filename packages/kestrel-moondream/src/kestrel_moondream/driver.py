@@ -84,7 +84,8 @@ class MoondreamDriver(TokenDriver):
 
     def prepare(self, item: MediaItem, settings: Mapping[str, Any]) -> Prepared:
         if isinstance(item, ImageItem) and item.kind == IMAGE:
-            return prepare_image(item, self.config.vision, settings, by_device=self._resize is not None)
+            by_device, pins = self._resize is not None, self.device.type == "cuda"
+            return prepare_image(item, self.config.vision, settings, by_device=by_device, pins=pins)
         if isinstance(item, FloatsItem) and item.kind in (POINT, BOX):
             return prepare_spatial(item)
         raise InvalidRequestError(

@@ -20,19 +20,23 @@ __all__ = ["LARGEST_BYTES", "crops_of", "inputs_of", "picture_tensors"]
 LARGEST_BYTES = 3 << 25  # 33 megapixels; larger pictures are cut on the host, for they fill pinned memory
 # Lengths are rounded up to these, so that pictures of like sizes share a program.
 BYTE_STEP, TAP_STEP = 1 << 18, 8
-_NOTHING = torch.zeros(BYTE_STEP, dtype=torch.uint8)  # what fills up
 
 
-def picture_tensors(pixels_HW3: NDArray[np.uint8], vision: VisionConfig) -> dict[str, torch.Tensor]:
-    """``pixels`` uint8 [N], and ``whole`` [1, F], ``local`` [rows, columns, F] (absent for a 1 × 1 tiling),
-    ``starts`` [S] and ``weights`` [K, S] as ``ops.resize_crops`` takes them. Pictures of one size share the latter."""
+def picture_tensors(
+    pixels_HW3: NDArray[np.uint8], vision: VisionConfig, *, pins: bool = False
+) -> dict[str, torch.Tensor]:
+    """``pixels`` uint8 [N], filled up, and ``whole`` [1, F], ``local`` [rows, columns, F] (absent for a 1 × 1 tiling),
+    ``starts`` [S] and ``weights`` [K, S] as ``ops.resize_crops`` takes them. Pictures of one size share the latter.
+    ``pins``: in memory that a GPU reads by itself."""
     height, width = pixels_HW3.shape[:2]
-    flat = torch.from_numpy(np.ascontiguousarray(pixels_HW3).reshape(-1))
-    return {"pixels": flat, **_tables(height, width, vision)}
+    pixels = torch.empty(-(-pixels_HW3.size // BYTE_STEP) * BYTE_STEP, dtype=torch.uint8, pin_memory=pins)
+    pixels.numpy()[: pixels_HW3.size].reshape(pixels_HW3.shape)[...] = pixels_HW3
+    pixels.numpy()[pixels_HW3.size :] = 0
+    return {"pixels": pixels, **_tables(height, width, vision, pins=pins)}
 
 
 @lru_cache(maxsize=64)
-def _tables(height: int, width: int, vision: VisionConfig) -> Mapping[str, torch.Tensor]:
+def _tables(height: int, width: int, vision: VisionConfig, *, pins: bool) -> Mapping[str, torch.Tensor]:
     size = vision.crop_size
     rows, columns = tiling(width, height, vision)
     plans = [CropPlan(source=(height, width), resized=(size, size))]
@@ -50,7 +54,7 @@ def _tables(height: int, width: int, vision: VisionConfig) -> Mapping[str, torch
     found = {"starts": torch.from_numpy(tables.starts_S), "weights": weights, "whole": fields[:1]}
     if len(plans) > 1:
         found["local"] = fields[1:].unflatten(0, (rows, columns))
-    return found
+    return {name: table.contiguous().pin_memory() for name, table in found.items()} if pins else found
 
 
 def inputs_of(item: Prepared) -> list[list[torch.Tensor]]:
@@ -58,9 +62,9 @@ def inputs_of(item: Prepared) -> list[list[torch.Tensor]]:
     [rows, columns, …]; or bytes, ``starts``, ``weights``, and the fields of the crops in those two shapes."""
     tensors: Mapping[str, torch.Tensor] = item.tensors
     if "pixels" in tensors:
-        pixels = tensors["pixels"]
-        rest = [[tensors[name]] for name in ("starts", "weights", "whole", "local") if name in tensors]
-        return [[pixels, _NOTHING[: -len(pixels) % BYTE_STEP]], *rest]
+        return [
+            [tensors[name]] for name in ("pixels", "starts", "weights", "whole", "local") if name in tensors
+        ]
     crops = tensors["crops"]
     local = [[crops[1:].unflatten(0, item.meta["tiling"])]] if len(crops) > 1 else []
     return [[crops[:1]], *local]

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from kestrel.errors import InvalidMediaError, InvalidRequestError
-from kestrel.media import content_digest
+from kestrel.media import begin_digest, content_digest
 from kestrel.spi import FloatsItem, ImageItem
 from kestrel.types import Prepared
 from kestrel_moondream.config import VisionConfig
@@ -24,9 +25,15 @@ VERSION = b"kestrel-moondream/3"  # raised when preparation changes what the enc
 
 
 def prepare_image(
-    item: ImageItem, vision: VisionConfig, settings: Mapping[str, Any], *, by_device: bool = False
+    item: ImageItem,
+    vision: VisionConfig,
+    settings: Mapping[str, Any],
+    *,
+    by_device: bool = False,
+    pins: bool = False,
 ) -> Prepared:
-    """The crops of ``item``, or with ``by_device`` what a device cuts them from, unless it is very large.
+    """The crops of ``item``, or with ``by_device`` what a device cuts them from (``pins``: in memory that it reads by
+    itself), unless it is very large.
 
     Raises InvalidMediaError for an array that is no image.
     """
@@ -46,21 +53,30 @@ def prepare_image(
     height, width = pixels.shape[:2]
     if by_device and pixels.size <= LARGEST_BYTES:
         rows, columns = tiling(width, height, vision)
-        tensors, content = picture_tensors(pixels, vision), np.ascontiguousarray(pixels)
+        digest = _begin_digest(np.ascontiguousarray(pixels), (rows, columns), vision)
+        tensors = picture_tensors(pixels, vision, pins=pins)
         count = 1 if rows * columns == 1 else 1 + rows * columns
     else:
         crops = cut(pixels, vision)
-        rows, columns, count, content = crops.rows, crops.columns, len(crops.pixels), crops.pixels
+        rows, columns, count = crops.rows, crops.columns, len(crops.pixels)
+        digest = _begin_digest(crops.pixels, (rows, columns), vision)
         tensors = {"crops": torch.from_numpy(crops.pixels)}
-    geometry = (content.shape, rows, columns, vision.crop_size, vision.enc_patch_size, vision.overlap_margin)
     return Prepared(
         kind=IMAGE,
-        digest=content_digest(VERSION, IMAGE.encode(), repr(geometry).encode(), content),
+        digest=digest(),
         num_positions=vision.num_positions,
         tensors=tensors,
         meta={"width": width, "height": height, "tiling": (rows, columns), "crops": count},
         cost=count,
     )
+
+
+def _begin_digest(
+    content: NDArray[np.uint8], tiles: tuple[int, int], vision: VisionConfig
+) -> Callable[[], bytes]:
+    """What gives the digest of ``content``, whose shape and crops count too."""
+    geometry = (content.shape, *tiles, vision.crop_size, vision.enc_patch_size, vision.overlap_margin)
+    return begin_digest(VERSION, IMAGE.encode(), repr(geometry).encode(), content)
 
 
 def prepare_spatial(item: FloatsItem) -> Prepared:

@@ -1,7 +1,7 @@
 """Media from callers: read within limits, decoded, normalised; and results drawn on pictures."""
 
 from kestrel.media.audio import MAX_SECONDS, SAMPLE_RATE, AudioSource, AudioStream, open_audio
-from kestrel.media.digest import content_digest
+from kestrel.media.digest import begin_digest, content_digest
 from kestrel.media.draw import annotate
 from kestrel.media.image import FORMATS, Decode, ImageSource, NormalisedImage, load_decoders, normalise_image
 from kestrel.media.limits import MediaBudget, MediaHold, MediaLimits
@@ -29,6 +29,7 @@ __all__ = [
     "NormalisedVideo",
     "VideoSource",
     "annotate",
+    "begin_digest",
     "content_digest",
     "load_decoders",
     "load_video",

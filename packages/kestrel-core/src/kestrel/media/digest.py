@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["WHOLE_BYTES", "content_digest"]
+__all__ = ["WHOLE_BYTES", "begin_digest", "content_digest"]
 
 WHOLE_BYTES = 1 << 19  # up to which a content is worth no other thread
 PIECES = 4  # of a larger one
@@ -24,20 +24,33 @@ _pool: ThreadPoolExecutor | None = None
 def content_digest(*parts: bytes | NDArray[Any]) -> bytes:
     """SHA-256 over the sizes and contents of ``parts``, 32 bytes; of an array beyond ``WHOLE_BYTES`` the digests of
     ``PIECES`` pieces stand for it. Arrays count as their bytes in C order. On any thread."""
-    whole = hashlib.sha256()
-    for part in parts:
-        content = memoryview(part) if isinstance(part, bytes) else _bytes_of(part)
-        whole.update(len(content).to_bytes(8, "little"))
-        if len(content) <= WHOLE_BYTES:
-            whole.update(content)
-            continue
-        size = -(-len(content) // PIECES)
-        first, *others = (content[start : start + size] for start in range(0, len(content), size))
-        under_way = [_begun(partial(_hashed, piece)) for piece in others]
-        whole.update(_hashed(first))
-        for ended in under_way:
-            whole.update(ended())
-    return whole.digest()
+    return begin_digest(*parts)()
+
+
+def begin_digest(*parts: bytes | NDArray[Any]) -> Callable[[], bytes]:
+    """What gives ``content_digest`` of ``parts``, once; most of a large array is hashed on other threads until then."""
+    contents = [memoryview(part) if isinstance(part, bytes) else _bytes_of(part) for part in parts]
+    cut = [_pieces(content) for content in contents]
+    under_way = [[_begun(partial(_hashed, piece)) for piece in others] for _, *others in cut]
+
+    def digest() -> bytes:
+        whole = hashlib.sha256()
+        for content, (first, *_), others in zip(contents, cut, under_way, strict=True):
+            whole.update(len(content).to_bytes(8, "little"))
+            whole.update(_hashed(first) if others else content)
+            for ended in others:
+                whole.update(ended())
+        return whole.digest()
+
+    return digest
+
+
+def _pieces(content: memoryview) -> list[memoryview]:
+    """What of ``content`` is hashed apart."""
+    if len(content) <= WHOLE_BYTES:
+        return [content]
+    size = -(-len(content) // PIECES)
+    return [content[start : start + size] for start in range(0, len(content), size)]
 
 
 def _bytes_of(array: NDArray[Any]) -> memoryview:
