@@ -28,27 +28,27 @@ def content_digest(*parts: bytes | NDArray[Any]) -> bytes:
 
 
 def begin_digest(*parts: bytes | NDArray[Any]) -> Callable[[], bytes]:
-    """What gives ``content_digest`` of ``parts``, once; most of a large array is hashed on other threads until then."""
+    """What gives ``content_digest`` of ``parts``, once; large arrays are hashed on other threads until then."""
     contents = [memoryview(part) if isinstance(part, bytes) else _bytes_of(part) for part in parts]
-    cut = [_pieces(content) for content in contents]
-    under_way = [[_begun(partial(_hashed, piece)) for piece in others] for _, *others in cut]
+    under_way = [[_begun(piece) for piece in _pieces(content)] for content in contents]
 
     def digest() -> bytes:
         whole = hashlib.sha256()
-        for content, (first, *_), others in zip(contents, cut, under_way, strict=True):
+        for content, pieces in zip(contents, under_way, strict=True):
             whole.update(len(content).to_bytes(8, "little"))
-            whole.update(_hashed(first) if others else content)
-            for ended in others:
+            for ended in pieces:
                 whole.update(ended())
+            if not pieces:
+                whole.update(content)
         return whole.digest()
 
     return digest
 
 
 def _pieces(content: memoryview) -> list[memoryview]:
-    """What of ``content`` is hashed apart."""
+    """What of ``content`` is hashed apart: nothing of a small one."""
     if len(content) <= WHOLE_BYTES:
-        return [content]
+        return []
     size = -(-len(content) // PIECES)
     return [content[start : start + size] for start in range(0, len(content), size)]
 
@@ -61,15 +61,16 @@ def _hashed(piece: memoryview) -> bytes:
     return hashlib.sha256(piece).digest()
 
 
-def _begun(job: Callable[[], bytes]) -> Callable[[], bytes]:
-    """What waits for ``job`` on another thread; ``job`` itself where the interpreter ends and starts none."""
+def _begun(piece: memoryview) -> Callable[[], bytes]:
+    """What gives the digest of ``piece``, by another thread or, before one has begun with it, by whoever asks."""
     global _pool
     if _pool is None:
-        _pool = ThreadPoolExecutor(PIECES - 1, thread_name_prefix="kestrel-hash")
+        _pool = ThreadPoolExecutor(PIECES, thread_name_prefix="kestrel-hash")
     try:
-        return _pool.submit(job).result
-    except RuntimeError:
-        return job
+        hashed = _pool.submit(_hashed, piece)
+    except RuntimeError:  # the interpreter ends and starts none
+        return partial(_hashed, piece)
+    return lambda: _hashed(piece) if hashed.cancel() else hashed.result()
 
 
 def _forget() -> None:
