@@ -220,6 +220,30 @@ def test_cross_entries_are_written_by_the_encoders_program(graphs):
     assert sizes == ([] if graphs is None else [1, 4])
 
 
+def test_launches_of_equal_items_are_captured_before_anybody_asks():
+    bench = Bench(
+        Packed(3, cross=True, max_cost=4), graphs=ReplayGraphs(), prefix_cache=False, entries=8, max_rows=8
+    )
+    encoders = bench.lane._board.runner._encoders
+    with torch.inference_mode():
+        bench.lane._board.runner.capture_cross(toy_media("audio", 1, 4, positions=0), 5)
+    assert [shapes[1][0][1][0] // 4 for shapes in encoders._captured] == [4, 2, 1]
+    works = {}
+    for number in range(7):
+        one = Layout(tokens=(4 + number, 5), media=(toy_media("audio", number, 4, positions=0),))
+        works[bench.submit(one, max_tokens=5)] = one
+    bench.run()
+    for work_id, one in works.items():
+        assert bench.outcomes[work_id].ids == Expected(ToyHybrid(3, cross=True)).ids(one, 5)
+    assert encoders.num_captured == 3
+
+
+def test_nothing_is_captured_ahead_where_nothing_is_captured():
+    bench = Bench(Packed(3, cross=True, max_cost=4), entries=8)
+    bench.lane._board.runner.capture_cross(toy_media("audio", 1, 4, positions=0), 4)
+    assert not bench.lane._board.runner._encoders.num_captured
+
+
 def test_programs_of_the_encoder_are_kept_by_last_use(monkeypatch):
     from kestrel.runner import encoders
 

@@ -18,7 +18,7 @@ from kestrel.engine.memory import Demand, return_memory, settle_memory
 from kestrel.engine.prefill_path import capture_prefill
 from kestrel.engine.router import Router
 from kestrel.engine.stages import Stages
-from kestrel.engine.warm_up import compile_kernels, first_launches
+from kestrel.engine.warm_up import capture_encoders, compile_kernels, first_launches
 from kestrel.errors import CapacityError, KestrelError, LoadError
 from kestrel.lanes import DeviceThread, StepLane, TokenLane, build_token_lane, launch_memory
 from kestrel.loading import SafetensorsReader, load_tokenizer
@@ -149,6 +149,8 @@ def _warm_up(
             decode = capture_decode(blueprint.config, device, ops, lane, thread)
         with stages("capture of prefill"):
             capture_prefill(blueprint.config, device, ops, lane, thread)
+        with stages("capture of encoders"):
+            capture_encoders(lane, thread)
     else:
         decode = DecodePath(reason="its first launch failed")
     progress("warm-up", 2, 2)

@@ -14,7 +14,7 @@ from kestrel.lanes import DeviceThread, StepLane, TokenLane
 from kestrel.ops import OpTable
 from kestrel.runner import launch_sizes
 
-__all__ = ["compile_kernels", "first_launches"]
+__all__ = ["capture_encoders", "compile_kernels", "first_launches"]
 
 log = logging.getLogger("kestrel.engine")
 
@@ -55,3 +55,13 @@ def first_launches(lane: TokenLane | StepLane, thread: DeviceThread, name: str) 
         log.warning("the first launch of %s failed (%s: %s)", name, type(error).__name__, error)
         return False
     return True
+
+
+def capture_encoders(lane: TokenLane | StepLane, thread: DeviceThread) -> None:
+    """Capture what the lane's encoders will do, on the device thread; what fails is logged: requests will meet it."""
+    if not isinstance(lane, TokenLane):
+        return
+    try:
+        thread.call(lane.capture_encoders).result()
+    except Exception as error:
+        log.warning("encoders are captured as they come: %s: %s", type(error).__name__, error)

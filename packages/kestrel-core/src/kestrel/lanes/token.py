@@ -18,6 +18,7 @@ from kestrel.lanes.commit import Committer
 from kestrel.lanes.deadlines import Deadlines
 from kestrel.lanes.encoding import EncodeStage
 from kestrel.lanes.events import Event
+from kestrel.lanes.examples import example
 from kestrel.lanes.faults import fault
 from kestrel.lanes.lane import QueuedLane
 from kestrel.lanes.launch import Launcher
@@ -162,6 +163,18 @@ class TokenLane(QueuedLane[Sequence]):
         Raises what a call raises that cannot be captured; prefill then runs op by op."""
         with torch.inference_mode():
             self._board.runner.capture_prefill(self.config.max_batched_tokens)
+
+    def capture_encoders(self) -> None:
+        """Capture launches of encoders whose items are all alike, after ``capture``, before the lane is ticked; others
+        are captured as they come. Raises what a launch raises."""
+        if not self._board.runner.captures:
+            return
+        with torch.inference_mode():
+            for media in self.driver.spec.media:
+                item = example(self.driver, media.kind) if media.into == "cross" else None
+                if item is not None:
+                    most = 1 if self.config.deterministic else max(1, media.max_cost // max(1, item.cost))
+                    self._board.runner.capture_cross(item, most)
 
     @property
     def captured_prefills(self) -> tuple[int, ...]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 import numpy as np
@@ -11,26 +10,19 @@ import torch
 
 from kestrel.config import MAX_TOP_LOGPROBS, RuntimeConfig
 from kestrel.device import allocated_memory, has_streams, peak_memory, reset_peak
-from kestrel.errors import KestrelError
 from kestrel.lanes.build import feature_pool
+from kestrel.lanes.examples import example
 from kestrel.ops import OpTable
 from kestrel.runner import ChunkRun, Runner
 from kestrel.sampling import Sampler, SamplingParams
 from kestrel.sampling.params import ALWAYS
 from kestrel.spi.driver import TokenDriver, TokenSpec
-from kestrel.spi.media import AudioItem, ImageItem, MediaItem, MediaSpec, VideoItem
+from kestrel.spi.media import MediaSpec
 from kestrel.spi.states import WindowKV
 from kestrel.state import PoolSizes, StateCache, pool_bytes
 from kestrel.types import Prepared
 
 __all__ = ["launch_memory"]
-
-log = logging.getLogger("kestrel.lanes")
-
-PICTURE_PIXELS = 2048  # by as many: what a phone's photo is scaled to before families cut it up
-SOUND_SECONDS = 30
-SAMPLE_RATE = 16_000
-CLIP_FRAMES = 16
 
 
 def launch_memory(
@@ -140,25 +132,5 @@ def _chunk(spec: TokenSpec, row: int, length: int) -> ChunkRun:
 
 def _largest(driver: TokenDriver, media: MediaSpec) -> Sequence[Prepared]:
     """Items that fill an encoder launch of one kind, as far as the kind is one that everybody knows."""
-    for item in _items(media.kind):
-        try:
-            prepared = driver.prepare(item, {})
-        except KestrelError as error:
-            log.debug("no %s to measure the encoder with: %s", media.kind, error)
-        else:
-            return [prepared] * max(1, media.max_cost // max(1, prepared.cost))
-    return ()
-
-
-def _items(kind: str) -> Iterator[MediaItem]:
-    picture = np.zeros((PICTURE_PIXELS, PICTURE_PIXELS, 3), dtype=np.uint8)
-    match kind:
-        case "image":
-            yield ImageItem(pixels=picture)
-        case "audio":
-            samples = np.zeros(SOUND_SECONDS * SAMPLE_RATE, dtype=np.float32)
-            yield AudioItem(samples=samples, sample_rate=SAMPLE_RATE)
-        case "video":
-            frame = np.ascontiguousarray(picture[::4, ::4])
-            times = tuple(i / 2 for i in range(CLIP_FRAMES))
-            yield VideoItem(frames=(frame,) * CLIP_FRAMES, times_s=times)
+    item = example(driver, media.kind)
+    return () if item is None else [item] * max(1, media.max_cost // max(1, item.cost))

@@ -25,6 +25,7 @@ log = logging.getLogger("kestrel.runner")
 
 MAX_PROGRAMS = 24  # encoder programs that are kept, those used last
 REPLACE_EVERY = 128  # launches between captures once so many are kept: one costs as much as ten launches
+SCRATCH = 0  # the entry that nobody reads
 RING = 2  # launches whose media lie in pinned memory: pictures are large, and one launch is made per tick
 
 Shapes = tuple[str, tuple[tuple[torch.dtype, tuple[int, ...]], ...], tuple[int, ...]]
@@ -132,18 +133,31 @@ class Encoders:
     def write_cross(self, items: Sequence[Prepared], leases: Sequence[Lease]) -> None:
         """Encode ``items`` of one kind, one per lease, and project each into its lease's cross entry: in one program
         where ``items`` say how long their entries are."""
+        entries = [lease.cross_entry(self._states.cross[0])[0] for lease in leases]
+        for lease, length in zip(leases, self._write(items, entries), strict=True):
+            lease.cross_written(length)
+
+    def capture_cross(self, item: Prepared, max_items: int) -> None:
+        """Capture launches of 1, 2, 4, … up to ``max_items`` items like ``item``, where anything is captured. The
+        largest comes first: the others then fit into the memory that it took."""
+        if self.graphs is None or not item.cross_positions:
+            return
+        for power in reversed(range(max_items.bit_length())):
+            for _ in range(2):  # met once, and captured then
+                self._write([item] * (1 << power), [SCRATCH] * (1 << power))
+
+    def _write(self, items: Sequence[Prepared], entries: Sequence[int]) -> Sequence[int]:
+        """Encode ``items`` into cross ``entries``: their lengths."""
         lengths = [item.cross_positions for item in items]
         packed = self._driver.pack(items[0].kind, items) if all(lengths) else None
         if packed is None:
-            lengths = self._write_apart(items, leases)
-        else:
-            inputs = [self._media.put_all(parts) for parts in packed]
-            places = self._places(self._media, leases, lengths)
-            self._media.send()
-            shapes = _shapes(items[0].kind, inputs, lengths)
-            self._run(shapes, [*inputs, *places], partial(self._encode_and_write, items, lengths))
-        for lease, length in zip(leases, lengths, strict=True):
-            lease.cross_written(length)
+            return self._write_apart(items, entries)
+        inputs = [self._media.put_all(parts) for parts in packed]
+        places = self._places(self._media, entries, lengths)
+        self._media.send()
+        shapes = _shapes(items[0].kind, inputs, lengths)
+        self._run(shapes, [*inputs, *places], partial(self._encode_and_write, items, lengths))
+        return lengths
 
     def _encode_and_write(
         self, items: Sequence[Prepared], lengths: Sequence[int], inputs: Sequence[torch.Tensor]
@@ -153,21 +167,20 @@ class Encoders:
         self._driver.write_cross(encoded, items, self._views(inputs[-3:], lengths, encoded.shape[0]))
         return encoded
 
-    def _write_apart(self, items: Sequence[Prepared], leases: Sequence[Lease]) -> list[int]:
-        """As ``write_cross``, op by op behind the encoder, whose rows may say how long the entries are: the lengths."""
+    def _write_apart(self, items: Sequence[Prepared], entries: Sequence[int]) -> list[int]:
+        """As ``_write``, op by op behind the encoder, whose rows may say how long the entries are: the lengths."""
         encoded = self.encode(items[0].kind, items)
         share = encoded.shape[0] // len(items)
         lengths = [item.cross_positions or share for item in items]
-        places = self._places(self._staging, leases, lengths)
+        places = self._places(self._staging, entries, lengths)
         self._staging.send()
         self._driver.write_cross(encoded, items, self._views(places, lengths, encoded.shape[0]))
         return lengths
 
     def _places(
-        self, staging: Staging, leases: Sequence[Lease], lengths: Sequence[int]
+        self, staging: Staging, entries: Sequence[int], lengths: Sequence[int]
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Entries, lengths and first rows, on the device with the next ``send`` of ``staging``."""
-        entries = [lease.cross_entry(self._states.cross[0])[0] for lease in leases]
         return (
             staging.put(np.array(entries, dtype=np.int64)),
             staging.put(np.array(lengths, dtype=np.int32)),

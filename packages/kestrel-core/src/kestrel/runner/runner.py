@@ -179,6 +179,16 @@ class Runner:
             graphs.tidy()
         self._prefiller.captured = captured
 
+    @property
+    def captures(self) -> bool:
+        """Whether launches are captured at all."""
+        return self._encoders.graphs is not None
+
+    def capture_cross(self, item: Prepared, max_items: int) -> None:
+        """Capture encoder launches of up to ``max_items`` items like ``item``, which go to cross entries; after
+        ``capture``. Raises what a launch raises."""
+        self._encoders.capture_cross(item, max_items)
+
     # -- media
 
     def encode(self, kind: str, items: Sequence[Prepared]) -> torch.Tensor:
