@@ -187,8 +187,8 @@ class CallRunner:
     ) -> _Ready:
         prompt = model.require_skill(skill.name)
         defaults = prompt.defaults(skill.name)
-        settings = skill.settings(given, defaults)
-        if settings.seed is None:
+        settings = skill.settings(given, {"seed": secrets.randbits(63), **defaults})
+        if settings.seed is None:  # a skill that takes no seed by default
             settings = settings.with_(seed=secrets.randbits(63))
         if not isinstance(inputs, Mapping):
             raise InvalidRequestError(f"inputs is a {type(inputs).__name__}; give a mapping of name to value")

@@ -191,6 +191,8 @@ class EngineInfer(Infer):
 
 async def _all_done(receivers: Sequence[Receiver]) -> list[Finished]:
     """Every work's end, in order; the first failure is raised at once."""
+    if len(receivers) == 1:
+        return [await receivers[0].done]
     done, _ = await asyncio.wait([r.done for r in receivers], return_when=asyncio.FIRST_EXCEPTION)
     for end in done:
         if end.cancelled() or end.exception() is not None:

@@ -175,6 +175,8 @@ def _media_settings(settings: Settings) -> dict[str, Any]:
 
 async def _gather(jobs: Sequence[Any]) -> list[PreparedMedia]:
     """All results in order; the first failure cancels the rest and is raised."""
+    if len(jobs) == 1:
+        return [await jobs[0]]
     tasks: list[asyncio.Task[PreparedMedia]] = [asyncio.ensure_future(job) for job in jobs]
     try:
         return list(await asyncio.gather(*tasks))

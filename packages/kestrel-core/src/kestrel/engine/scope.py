@@ -16,6 +16,8 @@ from kestrel.types import EngineResult, FinishReason, Metrics, StreamChunk
 
 __all__ = ["CallScope"]
 
+_NOT_YET = Settings()  # of a call that is not validated
+
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class CallScope:
@@ -30,7 +32,7 @@ class CallScope:
     streamed: bool = False
     request_id: str = field(default_factory=lambda: uuid.uuid4().hex)
     submitted: float = field(default_factory=time.monotonic)
-    settings: Settings = field(default_factory=Settings)
+    settings: Settings = _NOT_YET
     num_media: int = 0
     emit: Callable[[StreamChunk], None] | None = None
     admitted: bool = False
