@@ -29,6 +29,7 @@ class Admission:
         self._head_start, self._holds_siblings = head_start, holds_siblings
         self._queue: WaitQueue[Sequence] = WaitQueue()
         self._siblings = Siblings()
+        self._bare: list[Sequence] = []  # admitted, not equipped
         board.on_end = self._ended
 
     def __len__(self) -> int:
@@ -80,11 +81,22 @@ class Admission:
         if seq.admitted_at is None:
             seq.admitted_at = now
             seq.cached = min(lease.cached, seq.prompt_len)
+        self._board.start(seq, lease)
+        self._bare.append(seq)
         try:
-            self._board.start(seq, lease)
             seq.media = MediaHold.of(seq.work.layout, lease.cached, self._cross(seq, lease))
-        except Exception as error:  # its prompt, parameters or grammar: nobody else is concerned
+        except Exception as error:  # its prompt: nobody else is concerned
             self._board.fail(seq, own_error(seq.id, "it could not start", error), now)
+
+    def equip(self, now: float) -> None:
+        """Write the rows of who was admitted, before anything but an encoder is launched for them."""
+        bare, self._bare = self._bare, []
+        for seq in bare:
+            if seq.phase is Phase.PREFILL:
+                try:
+                    self._board.equip(seq)
+                except Exception as error:  # its parameters or grammar, as above
+                    self._board.fail(seq, own_error(seq.id, "it could not start", error), now)
 
     def _runnable(self, seq: Sequence) -> int:
         """Positions that the next launch could compute."""

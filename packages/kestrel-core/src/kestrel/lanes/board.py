@@ -88,11 +88,7 @@ class Board:
     # -- getting a row
 
     def start(self, seq: Sequence, lease: Lease) -> None:
-        """Give ``seq`` a row; it begins to compute what its lease did not find in the cache.
-
-        Whatever this raises, row and lease are the sequence's: ``fail`` gives them back.
-        """
-        work = seq.work
+        """Give ``seq`` a row; it begins to compute what its lease did not find in the cache, once it is equipped."""
         seq.lease = lease
         seq.row = heapq.heappop(self._free_rows)
         seq.phase = Phase.PREFILL
@@ -100,7 +96,11 @@ class Board:
         seq.sampled = len(seq.tokens)
         self.num_gated += seq.gated
         self.prefilling.append(seq)
-        self.runner.rows.bind(seq.row, lease)
+
+    def equip(self, seq: Sequence) -> None:
+        """Write the row of ``seq`` as its launches read it: what encoders do without, so after theirs."""
+        work = seq.work
+        self.runner.rows.bind(seq.row, seq.held_lease)
         if seq.prompt is None:
             seq.prompt = Prompt.of(work.layout, self.spec.aux_width, self.spec.position_rows)
         self.sampler.set_row(

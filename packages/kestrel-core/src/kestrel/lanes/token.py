@@ -274,6 +274,7 @@ class TokenLane(QueuedLane[Sequence]):
             board.counters.encoded_items += outcome.items
             for seq, error in outcome.failed:
                 board.fault(seq, error, now)
+        self._admission.equip(now)
         step = Step(decode=self._launcher.decode(now) if board.decoding else None)
         if step.decode is not None:
             board.in_flight.append(step)
