@@ -18,6 +18,7 @@ from PIL import Image
 
 from kestrel.errors import EngineBusyError, EngineStoppedError, InvalidMediaError
 from kestrel.media import DecoderProcesses, MediaLimits, NormalisedImage, normalise_image
+from kestrel.media import processes as module
 from kestrel.media.wire import send
 
 LIMITS = MediaLimits()
@@ -186,7 +187,7 @@ def test_several_threads_share_few_processes() -> None:
     processes.close()
 
 
-@pytest.mark.parametrize("interpreter", ["/no/such/python", "", None, "says it is no python"])
+@pytest.mark.parametrize("interpreter", ["/no/such/python", "", None, "echo no Python", "exec sleep 60"])
 def test_without_processes_to_start_the_thread_decodes(
     interpreter: str | None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
@@ -194,9 +195,10 @@ def test_without_processes_to_start_the_thread_decodes(
         if os.name != "posix":
             pytest.skip("a program of one line needs a shell")
         program = tmp_path / "program"
-        program.write_text("#!/bin/sh\necho I am another program and take other options\n")
+        program.write_text(f"#!/bin/sh\n{interpreter}\n")
         program.chmod(0o755)
         interpreter = str(program)
+        monkeypatch.setattr(module, "_START_S", 0.3)
     monkeypatch.setattr(sys, "executable", interpreter)
     processes = DecoderProcesses(1)
     for _ in range(2):

@@ -29,6 +29,9 @@ _PROGRAM = (  # Ctrl-C is for the engine, whose end is the end of the input
     "import json, signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); "
     "sys.path[:] = json.loads(sys.argv[1]); from kestrel.media.worker import main; main()"
 )
+_START_S = (
+    60.0  # until a process takes requests: what takes longer is another program, and waits for something else
+)
 _TRIES = 2  # processes that a picture may cost: it may not have been its fault
 
 
@@ -169,13 +172,18 @@ class _Process:
         return self._running.poll() is None
 
     def await_ready(self) -> None:
-        """Wait until it takes requests. _NotStartedError when it ended instead."""
+        """Wait until it takes requests. _NotStartedError when it ended instead, or is no decoder."""
         if self._is_ready:
             return
+        too_late = threading.Timer(_START_S, self.kill)
+        too_late.daemon = True
+        too_late.start()
         try:
             expect_ready(self._answers)
         except (EOFError, OSError) as error:
             raise _NotStartedError(f"{sys.executable}: {error}") from error
+        finally:
+            too_late.cancel()
         self._is_ready = self.is_between = True
 
     def decode(
