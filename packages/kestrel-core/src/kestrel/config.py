@@ -251,8 +251,8 @@ class RuntimeConfig:
     (scale 1), so that the same memory holds more positions; "auto": the model's dtype.
 
     ``media_processes``: so many processes decode the engine's pictures (the largest number of its models; started as
-    pictures come); 0, and where none can be started: the engine's threads do. On an accelerator that generates text while many pictures come, threads
-    keep the interpreter from the thread that launches its work.
+    pictures come); 0, and where none can be started: the engine's threads do. On an accelerator that generates text
+    while many pictures come, threads keep the interpreter from the thread that launches its work.
 
     ``decode_path``: "native" runs decode steps op by op; "generated" as programs captured at load for every batch size
     up to ``max_batch_size``, or it is an error that says what prevents it; "auto" captures where it can.
