@@ -5,7 +5,7 @@ import random
 import pytest
 
 from kestrel.device import staging
-from kestrel.runner import decoder, mirror, prefill_programs, results
+from kestrel.runner import mirror, prefill_programs, results
 from kestrel.spi.decoding import Decoding
 from kestrel.testing.bench import Bench
 from kestrel.testing.graphs import ReplayGraphs
@@ -17,7 +17,7 @@ from kestrel.types import Layout, Span
 @pytest.fixture(autouse=True)
 def apart(monkeypatch):
     """The CPU as a device that does not share the host's memory."""
-    for module in (staging, mirror, results, decoder):
+    for module in (staging, mirror, results):
         monkeypatch.setattr(module, "shares_host", lambda device: False)
     monkeypatch.setattr(prefill_programs, "SIZES", (8, 16))
 

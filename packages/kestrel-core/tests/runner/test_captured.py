@@ -35,6 +35,12 @@ def captures(driver):
     return driver, sizes
 
 
+def decode_alone(bench):
+    """``bench`` with first tokens sampled op by op."""
+    bench.lane._board.runner._prefiller.first_tokens = None
+    return bench
+
+
 def steps(bench):
     """The sizes of the decode steps that ``bench`` launches from now on."""
     sizes = []
@@ -119,7 +125,7 @@ def test_sampling_by_programs_draws_the_same_tokens(depth):
 
 def test_a_rare_kind_of_sampling_runs_op_by_op_once_and_is_a_program_then():
     graphs = ReplayGraphs()
-    bench = Bench(FakeTokenDriver(), graphs=graphs)
+    bench = decode_alone(Bench(FakeTokenDriver(), graphs=graphs))
     at_load = len(graphs.programs)
     for max_tokens, new in ((2, 0), (6, 1), (6, 1)):
         bench.generate([1, 2], max_tokens=max_tokens, settings={"logprobs": True})
@@ -143,7 +149,7 @@ def test_a_capture_that_fails_while_serving_costs_no_request(caplog):
 
 def test_common_kinds_of_sampling_are_captured_at_load():
     graphs = ReplayGraphs()
-    bench = Bench(FakeTokenDriver(), graphs=graphs)
+    bench = decode_alone(Bench(FakeTokenDriver(), graphs=graphs))
     at_load = len(graphs.programs)
     mask = Static(allowed=TokenSet.of([7]).but(), first=1)
     for settings in ({}, {"temperature": 0.5}, {"temperature": 0.2, "top_p": 0.9}, {"logit_bias": {3: -1.0}}):

@@ -105,6 +105,40 @@ def test_prompts_with_bins_run_op_by_op_and_others_by_programs():
     assert seen == [(4, 1)]
 
 
+@pytest.mark.parametrize("settings", [{}, {"temperature": 1.0, "seed": 7}, {"logprobs": True}])
+def test_first_tokens_come_out_of_programs_as_they_do_op_by_op(settings):
+    found = []
+    for graphs in (None, ReplayGraphs()):
+        bench = Bench(ToyHybrid(5, window=None), max_rows=8, pages=99, graphs=graphs)
+        works = []
+        for _ in range(4):  # in groups of one, two and three: programs of 1, 2 and 4 rows
+            for group in (1, 2, 3):
+                works += [
+                    bench.submit([4 + group, 5 + i], max_tokens=3, settings=settings) for i in range(group)
+                ]
+                bench.run()
+        found.append([bench.outcomes[work].ids for work in works])
+    assert found[0] == found[1]
+    first = bench.lane._board.runner._prefiller.first_tokens
+    assert sorted(first._sizes) == [1, 2, 4]
+    assert all(entry.choices for entry in first._sizes.values())
+
+
+def test_first_tokens_that_cannot_be_captured_are_sampled_op_by_op(caplog):
+    bench = Bench(ToyHybrid(5, window=None), graphs=ReplayGraphs())
+    first = bench.lane._board.runner._prefiller.first_tokens
+
+    class Refusing:
+        def capture(self, run):
+            raise RuntimeError("no")
+
+    first._graphs = Refusing()
+    expected = Expected(ToyHybrid(5, window=None))
+    for _ in range(4):
+        assert bench.generate([4, 5, 6], max_tokens=2).ids == expected.ids(Layout(tokens=(4, 5, 6)), 2)
+    assert caplog.text.count("first tokens are sampled op by op") == 1
+
+
 def test_checkpoints_that_a_program_stored_are_found_again():
     driver = ToyHybrid(3)
     bench = Bench(driver, page_size=4, graphs=ReplayGraphs())

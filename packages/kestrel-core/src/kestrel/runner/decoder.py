@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import torch
 
-from kestrel.device import shares_host
 from kestrel.device.graphs import Graphs
 from kestrel.runner.buckets import row_buckets
 from kestrel.runner.captured import DecodePrograms
 from kestrel.runner.decode import DecodeStage
 from kestrel.runner.programs import Programs
 from kestrel.runner.results import Pending, ResultRing
-from kestrel.sampling import Sampled, Sampler
+from kestrel.sampling import Sampler
 
 __all__ = ["Decoder"]
 
@@ -71,24 +69,9 @@ class Decoder:
         if self._captured is not None and stage.is_captured:
             stage.push()
             sampled, packed = self._captured.launch(stage)
-            pending = self._ring.pending(self._kept(sampled), packed)
+            pending = self._ring.pending(sampled, packed)
         else:
             h_TC = self._programs.forward(stage.ready())
             pending = self._ring.pending(self._programs.sample(h_TC, stage.rows_host, stage.rows))
         stage.advance()
         return pending
-
-    def _kept(self, sampled: Sampled) -> Sampled:
-        """Where the host reads results in place, a copy of what the next replay overwrites."""
-        if not shares_host(self._device):
-            return sampled
-        return replace(
-            sampled,
-            ids=sampled.ids.clone(),
-            aux=sampled.aux.clone(),
-            stopped=sampled.stopped.clone(),
-            status=sampled.status.clone(),
-            logprob=None if sampled.logprob is None else sampled.logprob.clone(),
-            top_ids=None if sampled.top_ids is None else sampled.top_ids.clone(),
-            top_logprobs=None if sampled.top_logprobs is None else sampled.top_logprobs.clone(),
-        )

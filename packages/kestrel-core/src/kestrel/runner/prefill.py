@@ -11,6 +11,7 @@ import torch
 
 from kestrel.device import Staging
 from kestrel.runner.chunks import ChunkArrays, ChunkRun, arrays_of
+from kestrel.runner.first_tokens import FirstTokens
 from kestrel.runner.prefill_programs import PrefillPrograms
 from kestrel.runner.programs import Programs
 from kestrel.runner.results import Arrival, Pending, ResultRing
@@ -66,7 +67,7 @@ class _Sampling:
 
 class Prefiller:
     """Launches chunks. ``overlaps``: steps overlap, so rows that sample become alive here. ``pads``: always as many
-    rows sample. ``captured``: programs for launches that have one; the others run op by op."""
+    rows sample. ``captured`` and ``first_tokens``: programs for launches that have one; the others run op by op."""
 
     def __init__(
         self,
@@ -85,6 +86,7 @@ class Prefiller:
         self._results, self._staging, self._features = results, staging, features
         self._max_rows, self._overlaps, self._pads = max_rows, overlaps, pads
         self.captured: PrefillPrograms | None = None
+        self.first_tokens: FirstTokens | None = None
 
     def launch(self, chunks: Sequence[ChunkRun]) -> PrefillResult:
         """Launch ``chunks``; those that sample make their row alive. What the host changed since the last launch
@@ -128,7 +130,9 @@ class Prefiller:
         if not picked:
             return None
         alive = len(picked)
-        if self._pads:
+        if self.first_tokens is not None and (size := self.first_tokens.size(alive)):
+            picked += [(self._rows.scratch, picked[-1][1])] * (size - alive)
+        elif self._pads:
             picked += [(self._rows.scratch, picked[-1][1])] * (self._max_rows - alive)
         table = np.array(picked, dtype=np.int64).T
         put = self._staging.put
@@ -195,5 +199,8 @@ class Prefiller:
         rows_N = sampling.rows_N
         if self._overlaps:
             self._rows.live.index_fill_(0, rows_N[: sampling.alive], 1)
+        if self.first_tokens is not None and self.first_tokens.size(len(sampling.rows_host)):
+            chosen = self.first_tokens.launch(h_TC, sampling.places_N, sampling.rows_host, rows_N)
+            return self._results.pending(*chosen)
         h_NC = h_TC.index_select(0, sampling.places_N)
         return self._results.pending(self._programs.sample(h_NC, sampling.rows_host, rows_N))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -60,9 +60,10 @@ class ResultRing:
         self._free: list[_Buffer] = []
 
     def pending(self, sampled: Sampled, packed: torch.Tensor | None = None) -> Pending:
-        """``sampled`` on its way to the host; ``packed`` is ``pack`` of it, where that was done already."""
+        """``sampled`` on its way to the host; ``packed`` is ``pack`` of it, where a program did that, whose results are
+        gone with the next one."""
         if self._is_shared:
-            return Pending(sampled, None)
+            return Pending(sampled if packed is None else _kept(sampled), None)
         parts = _parts(sampled)
         return Pending(sampled, self._fetch(parts, _joined(parts) if packed is None else packed))
 
@@ -157,6 +158,20 @@ def _parts(sampled: Sampled) -> list[torch.Tensor]:
         )
         parts += [sampled.top_ids, sampled.logprob, sampled.top_logprobs]
     return [*parts, sampled.stopped, sampled.status]
+
+
+def _kept(sampled: Sampled) -> Sampled:
+    """A copy, for where the host reads results in place."""
+    return replace(
+        sampled,
+        ids=sampled.ids.clone(),
+        aux=sampled.aux.clone(),
+        stopped=sampled.stopped.clone(),
+        status=sampled.status.clone(),
+        logprob=None if sampled.logprob is None else sampled.logprob.clone(),
+        top_ids=None if sampled.top_ids is None else sampled.top_ids.clone(),
+        top_logprobs=None if sampled.top_logprobs is None else sampled.top_logprobs.clone(),
+    )
 
 
 def _joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -13,6 +13,7 @@ from kestrel.runner.chunks import ChunkRun
 from kestrel.runner.decode import DecodeStage
 from kestrel.runner.decoder import Decoder
 from kestrel.runner.encoders import Encoders
+from kestrel.runner.first_tokens import FirstTokens
 from kestrel.runner.prefill import Prefiller, PrefillResult
 from kestrel.runner.prefill_programs import PrefillPrograms
 from kestrel.runner.programs import Programs
@@ -47,7 +48,7 @@ class Runner:
     ) -> None:
         """``ops``: who serves what launches begin and end with; None: the references."""
         spec = driver.spec
-        self._driver, self._device, self._features = driver, device, features
+        self._driver, self._sampler, self._device, self._features = driver, sampler, device, features
         self._max_rows, self._max_len, self._overlaps, self._pads = max_rows, max_len, overlaps, pads
         self.states = StateMap.of(spec, cache)
         self.staging = sampler.staging
@@ -178,6 +179,8 @@ class Runner:
         finally:
             graphs.tidy()
         self._prefiller.captured = captured
+        if not self._pads:  # else as many rows sample whatever comes
+            self._prefiller.first_tokens = FirstTokens(graphs, self._programs, self._sampler)
 
     @property
     def captures(self) -> bool:
