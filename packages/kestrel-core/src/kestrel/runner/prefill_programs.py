@@ -19,7 +19,7 @@ from kestrel.state import FeaturePool
 
 __all__ = ["PrefillPrograms", "prefill_buckets"]
 
-SIZES = (128, 256, 512, 768, 1024, 1536, 2048, 3072, 4096, 8192)
+SIZES = (128, 256, 512, 768, 1024, 1536, 2048, 3072, 4096, 5120, 6144, 7168, 8192)
 MAX_CHUNKS = 8  # launches of more chunks have so many tokens that the device is the slower side
 STORES = 4 * MAX_CHUNKS  # recurrent checkpoints of a launch
 ALWAYS_WORTH = 512  # tokens up to which padding costs less than launching op by op
