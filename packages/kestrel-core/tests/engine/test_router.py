@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from kestrel.engine.router import GATHERED, Router
+from kestrel.engine.router import GATHERED, WOKEN_TOGETHER, Router
 from kestrel.lanes import Failed, Finished, TokensReady
 from kestrel.types import Token
 
@@ -28,12 +28,29 @@ def token(work_id, token_id):
 async def test_tokens_come_at_once_to_those_who_watch_and_together_to_those_who_wait():
     router = Router(asyncio.get_running_loop())
     watching, waiting = Listener(router, is_watched=True), Listener(router, is_watched=False)
-    for i in range(GATHERED + 2):
+    count = 2 * GATHERED + 2
+    for i in range(count):
         router.deliver([token(watching.id, i), token(waiting.id, i)])
     await asyncio.sleep(0)
-    assert watching.batches == [[i] for i in range(GATHERED + 2)]
-    assert waiting.batches == [list(range(GATHERED))]
-    assert waiting.receiver.num_tokens == GATHERED + 2
+    assert watching.batches == [[i] for i in range(count)]
+    assert waiting.batches == [list(range(GATHERED)), list(range(GATHERED, 2 * GATHERED))]
+    assert waiting.receiver.num_tokens == count
+
+
+async def test_works_that_run_side_by_side_are_read_in_turns():
+    router = Router(asyncio.get_running_loop())
+    waiting = [Listener(router, is_watched=False) for _ in range(4 * GATHERED)]
+    reads = []
+    for i in range(3 * GATHERED):
+        before = sum(len(listener.batches) for listener in waiting)
+        router.deliver([token(listener.id, i) for listener in waiting])
+        await asyncio.sleep(0)
+        reads.append(sum(len(listener.batches) for listener in waiting) - before)
+    assert max(reads) <= WOKEN_TOGETHER
+    for listener in waiting:
+        whole = [i for batch in listener.batches for i in batch]
+        assert whole == list(range(len(whole)))
+        assert len(listener.batches) in (2, 3)
 
 
 @pytest.mark.parametrize("fails", [False, True])

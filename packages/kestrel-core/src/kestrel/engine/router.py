@@ -14,9 +14,8 @@ __all__ = ["Receiver", "Router"]
 
 OnTokens = Callable[[Sequence[Token]], None]
 
-GATHERED = (
-    32  # tokens of a work that nobody watches, handed over together: waking the loop costs as much as a step
-)
+GATHERED = 32  # tokens of a work that nobody watches, handed over together: a wake costs as much as a step
+WOKEN_TOGETHER = 8  # works in a row that hand over at one tick; the next ones do at another
 
 
 class Receiver:
@@ -45,7 +44,9 @@ class Receiver:
         self._cancel = cancel
         self._on_tokens = on_tokens
         self._num_taken = 0
-        self._held: TokensReady | None = None  # of the device thread
+        self._held: TokensReady | None = None  # of the device thread, as is what follows
+        # Rows that began together would all hand over at once, and the device would wait for the loop to read it all
+        self._enough = GATHERED - work_id // WOKEN_TOGETHER % GATHERED
 
     @property
     def num_tokens(self) -> int:
@@ -57,15 +58,15 @@ class Receiver:
         """Add ``event`` to ``ready``, or hold its tokens until there are more. On the device thread."""
         held = self._held
         if isinstance(event, TokensReady):
-            if held is None:
+            if held is not None:
+                held.tokens += event.tokens
+                held.frames += event.frames
+                held.durations += event.durations
+                event = held
+            if len(event.tokens) < self._enough:
                 self._held = event
                 return
-            held.tokens += event.tokens
-            held.frames += event.frames
-            held.durations += event.durations
-            if len(held.tokens) < GATHERED:
-                return
-            event = held
+            self._enough = GATHERED
         elif held is not None:
             ready.append(held)
         self._held = None

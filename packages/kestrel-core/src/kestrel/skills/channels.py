@@ -128,7 +128,10 @@ class Channels:
         return chunks
 
     def _decoder(self, channel: str) -> Detokeniser:
-        return self._decoders.setdefault(channel, Detokeniser(self._tokenizer))
+        decoder = self._decoders.get(channel)
+        if decoder is None:
+            decoder = self._decoders[channel] = Detokeniser(self._tokenizer)
+        return decoder
 
     def _say(self, channel: str, text: str) -> list[StreamChunk]:
         if channel == REASONING:
