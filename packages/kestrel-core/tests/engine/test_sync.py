@@ -205,3 +205,11 @@ def test_sync_calls_do_not_need_or_disturb_the_callers_loop(toys):
             await ticking
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("timeout_s", [-1, float("nan"), "soon", True])
+def test_a_shutdown_that_cannot_be_meant_is_refused_and_the_engine_goes_on(toys, timeout_s):
+    with toys.sync_engine() as engine:
+        with pytest.raises(InvalidRequestError, match="timeout_s is"):
+            engine.shutdown(timeout_s=timeout_s)
+        assert engine.query(question="?").output == {"answer": ALPHABET}

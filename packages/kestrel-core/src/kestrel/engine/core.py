@@ -8,6 +8,7 @@ from collections.abc import Coroutine, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
+from kestrel import checks
 from kestrel.config import Environment, RuntimeConfig
 from kestrel.engine.calls import CallRunner
 from kestrel.engine.fleet import Fleet, ProgressReport
@@ -165,6 +166,7 @@ class InferenceEngine(AsyncVerbs):
         rest with EngineStoppedError. Without ``drain`` all end at once, also those that another shutdown waits for.
         """
         self._check_loop()
+        timeout_s = checks.number("timeout_s", timeout_s, 0.0)
         self._is_stopping = True
         error = EngineStoppedError("the engine was shut down before the request finished")
         if not drain:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
+from kestrel import checks
 from kestrel.config import RuntimeConfig
 from kestrel.engine.core import AsyncVerbs, InferenceEngine, ModelHandle
 from kestrel.engine.fleet import ProgressReport
@@ -183,6 +184,7 @@ class SyncEngine(_Waiting):
 
     def shutdown(self, drain: bool = True, timeout_s: float | None = None) -> None:
         """Stop the engine; see ``InferenceEngine.shutdown``. Idempotent."""
+        timeout_s = checks.number("timeout_s", timeout_s, 0.0)
         self._dropped.detach()
         with contextlib.suppress(EngineStoppedError):  # another thread's shutdown got there first
             self._loop.run(self._engine.shutdown(drain, timeout_s))
