@@ -103,7 +103,6 @@ def heads_kernel(
     """
     if early == 0:
         wait_for_previous(PDL)
-    start_next(PDL)
     GROUP: tl.constexpr = HEADS // KEY_HEADS
     KEYS: tl.constexpr = KEY_HEADS * D
     CHANNELS: tl.constexpr = 2 * KEYS + HEADS * E
@@ -130,6 +129,7 @@ def heads_kernel(
     rate = tl.exp(tl.load(a_log + head).to(tl.float32))
     bias = tl.load(dt_bias + head).to(tl.float32)
     wait_for_previous(PDL)
+    start_next(PDL)  # not before: the next kernel asks for weights at once, and the projection's would come later
 
     y_place = out + (row * HEADS + head) * E + e
     if slot == 0:
