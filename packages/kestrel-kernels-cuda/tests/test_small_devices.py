@@ -21,7 +21,6 @@ from kestrel_kernels_cuda.devices import Device, arch_of, as_if, shared_limit
 from kestrel_kernels_cuda.launch import Launch
 
 CPU = torch.device("cpu")
-STACKS = {"solve_kernel": 40}  # bytes: ten registers, once, since it has no loop
 FP8 = (
     OpQuery.of("fp8_linear", k=2560, n=2560, epilogue=None, rows=1, dtype="bfloat16"),
     OpQuery.of(
@@ -42,7 +41,7 @@ def test_launches_of_the_largest_shapes_fit_small_devices_and_spill_nothing(
     assert not errors, "\n".join(errors)
     big = [f for f in found if f["shared"] > shared_limit(f["arch"])]
     assert not big, big
-    spilled = [f for f in found if f["stack"] > STACKS.get(f["name"].split()[0], 0) or f["local"]]
+    spilled = [f for f in found if f["stack"] or f["local"]]
     assert not spilled, spilled
     refused = {line["query"].split("(")[0] for line in lines if line.get("arch") == 86}
     assert refused == {"fp8_linear", "fp8_grouped_experts", "paged_attention"}

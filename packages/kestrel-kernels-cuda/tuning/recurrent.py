@@ -46,10 +46,11 @@ CONV: tuple[Mapping[str, int], ...] = tuple(
 SOLVE: tuple[Mapping[str, int], ...] = tuple(
     {"num_stages": 1, **config}
     for config in (
-        {"num_warps": 4},
-        {"num_warps": 4, "maxnreg": 168},
-        {"num_warps": 4, "maxnreg": 128},
-        {"num_warps": 8},
+        {"PIECE": 128, "num_warps": 4},
+        {"PIECE": 128, "num_warps": 4, "maxnreg": 168},
+        {"PIECE": 128, "num_warps": 4, "maxnreg": 128},
+        {"PIECE": 64, "num_warps": 4},
+        {"PIECE": 128, "num_warps": 8},
     )
 )
 SCAN: tuple[Mapping[str, int], ...] = tuple(

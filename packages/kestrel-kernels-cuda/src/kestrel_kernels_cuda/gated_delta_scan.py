@@ -7,6 +7,7 @@ For a checkpoint it leaves the state before the chunk that holds it, which ``sto
 
 Rounded to the inputs' dtype are N, P, R, S as an operand, and V for P V; V enters S in two parts. S stays float32. Both
 terms of V take the rounded R: so its error is that of slightly other values, which later tokens overwrite like any.
+A tile's addresses are one scalar plus offsets of 32 bits: as sums of tensors they took the registers of its state.
 Letters: T tokens, K key heads, H value heads, D key dim, E value dim, M stores.
 """
 
@@ -57,6 +58,12 @@ def next_store(stores, num_stores, row, last):
     return found
 
 
+@triton.jit
+def home_of(pool, slot, head, first_e, HEADS: tl.constexpr, D: tl.constexpr, E: tl.constexpr):
+    """Where columns from ``first_e`` on of a head's state begin, in the slot whose number is at ``slot``."""
+    return pool + (tl.load(slot) * HEADS + head) * (D * E) + first_e
+
+
 @triton.jit(
     do_not_specialize=["tokens", "num_stores"],
     do_not_specialize_on_alignment=["slots", "cu_seqlens", "stores"],
@@ -70,7 +77,8 @@ def scan_kernel(
     HAS_STORES: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """``out`` [T, H, E]; ``pool`` [slots, H, D, E] is updated in place. A program has BLOCK_E columns of one state."""
-    e = tl.program_id(0) * BLOCK_E + tl.arange(0, BLOCK_E)
+    first_e = tl.program_id(0) * BLOCK_E
+    e = tl.arange(0, BLOCK_E)
     head, row = tl.program_id(1), tl.program_id(2)
     key_head = head // (HEADS // KEY_HEADS)
     begin, end = tl.load(cu_seqlens + row), tl.load(cu_seqlens + row + 1)
@@ -78,38 +86,39 @@ def scan_kernel(
         return
     at, d = tl.arange(0, CHUNK), tl.arange(0, BLOCK_D)
     one = (at[:, None] == at[None, :]).to(tl.float32).to(v.dtype.element_ty)
-    inside = (e < E)[:, None] & (d < D)[None, :]
+    inside = (e < E - first_e)[:, None] & (d < D)[None, :]
     tile = d[None, :].to(tl.int64) * E + e[:, None]
-    state_home = pool + (tl.load(slots + row) * HEADS + head) * (D * E)
+    state_home = home_of(pool, slots + row, head, first_e, HEADS, D, E)
     state = tl.load(state_home + tile, mask=inside, other=0.0).to(tl.float32)
     to_values = (at * (HEADS * E))[:, None] + e[None, :]
     to_chunk = (at * (HEADS * CHUNK))[:, None] + at[None, :]
     key = next_store(stores, num_stores, row, -1) if HAS_STORES else 0
-    for done in tl.range(0, end - begin, CHUNK, num_stages=STAGES):
+    length = end - begin
+    for done in tl.range(0, length, CHUNK, num_stages=STAGES):
         first = (begin + done).to(tl.int64)
-        live = at < end - begin - done
-        keys, values = live[:, None] & (d < D)[None, :], live[:, None] & (e < E)[None, :]
+        live = at < length - done
+        keys, values = live[:, None] & (d < D)[None, :], live[:, None] & (e < E - first_e)[None, :]
         home = first * HEADS + head
-        k_place = k + first * K_STRIDE + key_head * D + (at * K_STRIDE)[:, None] + d[None, :]
+        k_place = (k + first * K_STRIDE + key_head * D) + ((at * K_STRIDE)[:, None] + d[None, :])
         k_tile = tl.load(k_place, mask=keys, other=0.0)
-        q_place = q + first * Q_STRIDE + key_head * D + (at * Q_STRIDE)[:, None] + d[None, :]
+        q_place = (q + first * Q_STRIDE + key_head * D) + ((at * Q_STRIDE)[:, None] + d[None, :])
         q_tile = tl.load(q_place, mask=keys, other=0.0)
-        v_place = v + first * V_STRIDE + head * E + (at * V_STRIDE)[:, None] + e[None, :]
+        v_place = (v + first * V_STRIDE + head * E + first_e) + ((at * V_STRIDE)[:, None] + e[None, :])
         v_tile = tl.load(v_place, mask=values, other=0.0)
         n_tile = tl.load(n + home * CHUNK + to_chunk, mask=live[:, None], other=0.0)
         p_tile = tl.load(p + home * CHUNK + to_chunk, mask=live[:, None], other=0.0)
         line = head.to(tl.int64) * tokens + first
-        fours = scales + line * 4 + (at * 4)[:, None] + tl.arange(0, 4)[None, :]
+        fours = (scales + line * 4) + ((at * 4)[:, None] + tl.arange(0, 4)[None, :])
         four = tl.load(fours, mask=live[:, None], other=0.0)
         even, odd = tl.split(tl.reshape(four, (CHUNK, 2, 2)))
         k_before, strength = tl.split(even)
         q_before, k_after = tl.split(odd)
-        gamma_end = tl.load(factors + line + tl.minimum(CHUNK, end - begin - done) - 1)
+        gamma_end = tl.load(factors + line + tl.minimum(CHUNK, length - done) - 1)
 
         if HAS_STORES:  # noqa: SIM102 (compiled in or not, then decided at run time)
             if key < (done + CHUNK + 1) * num_stores:
                 while key < (done + CHUNK + 1) * num_stores:
-                    target = pool + (tl.load(stores + key % num_stores * 3 + 2) * HEADS + head) * (D * E)
+                    target = home_of(pool, stores + key % num_stores * 3 + 2, head, first_e, HEADS, D, E)
                     tl.store(target + tile, state.to(pool.dtype.element_ty), mask=inside)
                     key = next_store(stores, num_stores, row, key)
         operand = state.to(k_tile.dtype)
@@ -119,9 +128,9 @@ def scan_kernel(
         new = tl.dot(rest, tl.trans(n_tile), new, input_precision=PRECISION)
         y = tl.dot(operand, tl.trans(q_tile), input_precision=PRECISION) * q_before[None, :]
         y = tl.dot(new.to(p_tile.dtype), tl.trans(p_tile), y, input_precision=PRECISION)
-        tl.store(out + home * E + to_values, tl.trans(y.to(out.dtype.element_ty)), mask=values)
+        tl.store((out + home * E + first_e) + to_values, tl.trans(y.to(out.dtype.element_ty)), mask=values)
         state = add_product(state * tl.exp(gamma_end), new * k_after[None, :], k_tile, PRECISION)
-    state_home = pool + (tl.load(slots + row) * HEADS + head) * (D * E)  # anew: registers are for the loop
+    state_home = home_of(pool, slots + row, head, first_e, HEADS, D, E)  # anew: registers are for the loop
     tl.store(state_home + tile, state.to(pool.dtype.element_ty), mask=inside)
 
 
