@@ -17,6 +17,7 @@ Letters: B rows, H query heads, K key/value heads, G heads of a group (H / K), D
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
@@ -233,7 +234,6 @@ def decode_launches(
     join the blocks of a row in the same kernel; ``fresh``: what follows ``keys``. ``is_early``: as the kernel's."""
     batch, heads, dim = q_BHD.shape
     num_kv = keys.k_PKSD.shape[1]
-    group = heads // num_kv
     out = torch.empty((batch, heads, dim), dtype=q_BHD.dtype, device=q_BHD.device)
     sums = tops = arrivals = None
     if split.splits > 1:
@@ -248,16 +248,11 @@ def decode_launches(
         "NEW": keys.new, "D": dim, "D_P": config.dim, "BLOCK_N": config.block_n,
         "HAS_WINDOW": keys.window is not None, **overlap(config.overlaps, split_kernel),
     }  # fmt: skip
-    members, rows, turned = power_of_two(group), config.group, 0
-    if fresh is not None:
-        rows = max(rows, power_of_two(group + 2))
-        turned = 0 if fresh.cos_BR is None else fresh.cos_BR.shape[1]
     meta = {
-        **shape, "KV_HEADS": num_kv, "GROUP": group, "GROUP_P": rows, "PAGE": keys.page,
-        "GROUP_J": members, "CHUNK": _chunk(members, config), "ROTATED": turned,
-        "ADD_ONE": fresh is not None and fresh.add_one, "HAS_SOFTCAP": softcap is not None,
-        "num_warps": config.warps, "num_stages": stages_of(config.stages, keys.page),
-    }  # fmt: skip
+        **shape,
+        **_split_constants(keys, heads // num_kv, config, fresh),
+        "HAS_SOFTCAP": softcap is not None,
+    }
     tensors, numbers = _fresh_args(fresh)
     args = (
         q_BHD, keys.k_PKSD, keys.v_PKSD, keys.table_BN, keys.lens_B, *tensors, gate_BHD, out, sums, tops, arrivals,
@@ -271,6 +266,20 @@ def decode_launches(
         args = (sums, tops, keys.lens_B, gate_BHD, out, *gate_strides, *sharing)
         launches.append(Launch(join_kernel, (heads, batch), args, meta))
     return out, launches
+
+
+def _split_constants(keys: Keys, group: int, config: DecodeConfig, fresh: Fresh | None) -> dict[str, Any]:
+    """Constants of ``split_kernel`` alone; ``group``: query heads of a key/value head."""
+    members, rows, turned = power_of_two(group), config.group, 0
+    if fresh is not None:
+        rows = max(rows, power_of_two(group + 2))
+        turned = 0 if fresh.cos_BR is None else fresh.cos_BR.shape[1]
+    return {
+        "KV_HEADS": keys.k_PKSD.shape[1], "GROUP": group, "GROUP_P": rows, "PAGE": keys.page,
+        "GROUP_J": members, "CHUNK": _chunk(members, config), "ROTATED": turned,
+        "ADD_ONE": fresh is not None and fresh.add_one,
+        "num_warps": config.warps, "num_stages": stages_of(config.stages, keys.page),
+    }  # fmt: skip
 
 
 def _chunk(members: int, config: DecodeConfig) -> int:

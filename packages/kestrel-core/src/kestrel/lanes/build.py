@@ -75,18 +75,22 @@ def build_token_lane(
         cache=cache,
         sampler=Sampler(spec, config.max_batch_size, device, ops=ops, logits_dtype=dtype),
         features=feature_pool(spec, config, max_len, device=device, dtype=dtype),
-        config=LaneConfig(
-            max_rows=config.max_batch_size,
-            max_batched_tokens=config.max_batched_tokens,
-            max_len=max_len,
-            steps_in_flight=depth,
-            max_queue=config.max_queue,
-            prefix_cache=config.enable_prefix_cache,
-            deterministic=config.deterministic,
-        ),
+        config=_lane_config(config, max_len, depth),
         device=device,
         sink=sink,
         ops=ops,
+    )
+
+
+def _lane_config(config: RuntimeConfig, max_len: int, depth: int) -> LaneConfig:
+    return LaneConfig(
+        max_rows=config.max_batch_size,
+        max_batched_tokens=config.max_batched_tokens,
+        max_len=max_len,
+        steps_in_flight=depth,
+        max_queue=config.max_queue,
+        prefix_cache=config.enable_prefix_cache,
+        deterministic=config.deterministic,
     )
 
 
