@@ -10,6 +10,7 @@ from kestrel_kernels_cuda.linear_config import Config, is_gated
 __all__ = ["SHAPES", "Shape", "candidates"]
 
 PROCESSORS = 132
+SHARED = 231_000  # bytes that the programs of a processor share on sm_90
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +54,24 @@ def candidates(shape: Shape, rows: int) -> list[Config]:
     """What may be the fastest for ``rows`` rows, torch aside."""
     if rows == 1:
         return list(gemvs(shape))
+    streamed = list(streams(shape, rows)) if rows <= 64 else []
     heights = {8: (16,), 16: (16,), 32: (32,), 64: (64,), 128: (64, 128), 256: (128, 256)}[rows]
-    return [config for bm in heights for config in gemms(shape, bm)]
+    return streamed + [config for bm in heights for config in gemms(shape, bm)]
+
+
+def streams(shape: Shape, bm: int) -> Iterator[Config]:
+    """Programs that stream the weight, at least two of which fit on a processor, few enough to run at once with those
+    of the product after."""
+    halves = 2 if is_gated(shape.epilogue) else 1
+    for bn, bk in ((64, 128), (64, 64), (128, 64), (128, 128)):
+        tiles, stage = -(-shape.outputs // bn), (halves * bn + bm) * bk * 2 + 8
+        for split in (1,) if halves == 2 or tiles >= 0.7 * PROCESSORS else (2, 3, 4, 6, 8):
+            if shape.k % bk or not 0.5 * PROCESSORS <= tiles * split <= 1.5 * PROCESSORS:
+                continue
+            for room in (SHARED // 2, SHARED // 3):
+                stages = min(12, room // stage)
+                if stages > 1:
+                    yield Config(kernel="stream", bm=bm, bn=bn, bk=bk, stages=stages, split=split)
 
 
 def gemvs(shape: Shape) -> Iterator[Config]:

@@ -243,7 +243,7 @@ def _told(c: Config) -> str:
     if c == BLAS:
         return "torch"
     ways = f"{' swap' if c.swap else ''}{' tma' if c.tma else ''}"
-    return f"{c.bm}x{c.bn}x{c.bk} w{c.warps} st{c.stages} sp{c.split}{ways}"
+    return f"{c.kernel} {c.bm}x{c.bn}x{c.bk} w{c.warps} st{c.stages} sp{c.split}{ways}"
 
 
 def fields(config: Config) -> dict[str, object]:

@@ -1,8 +1,8 @@
 """Measures the products of a layer one after another, as a model runs them, by torch and as the table has them.
 
 ``python tuning/linear_chain.py [--table FILE]``. What products cost by themselves hides what they cost each other: the
-start of each, what it reads ahead meanwhile, the norm and the gate between. Prints µs of a layer's out_proj, norm,
-gate_up and down of Qwen3.5-4B, and of Whisper's and Moondream's layers, by rows.
+start of each, what it reads ahead meanwhile, the norm and the gate between. Prints µs of a layer's in_proj, out_proj,
+norm, gate_up and down of Qwen3.5-4B, and of Whisper's and Moondream's layers, by rows.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from kestrel_kernels_cuda.linear_launch import Norm, launch
 from kestrel_kernels_cuda.norms import IMPLS as NORMS
 
 LAYERS = {
-    "qwen 4b": ("out_proj", "gate_up", "down"),
+    "qwen 4b": ("in_proj", "out_proj", "gate_up", "down"),
     "whisper turbo": ("qkv", "out_proj", "fc1", "fc2"),
     "moondream 2": ("qkv", "proj", "fc1", "fc2"),
 }
