@@ -16,6 +16,7 @@ from kestrel_kernels_cuda.linear import IMPLS, supports_norm
 from kestrel_kernels_cuda.linear_blas import product
 from kestrel_kernels_cuda.linear_config import Config, Product, _table, choose, default
 from kestrel_kernels_cuda.linear_launch import Norm, Operands, arch_of, launch
+from kestrel_kernels_cuda.linear_pair import IMPLS as PAIRS
 from kestrel_kernels_cuda.linear_scratch import counters
 
 GEMM = Config(kernel="gemm", bm=16, bn=16, bk=32, stages=2)
@@ -233,3 +234,10 @@ def test_accumulating_products_write_over_their_residual(place: torch.device, ro
     assert got is into
     tolerance = 1e-4 if place.type == "cpu" else 5e-2
     torch.testing.assert_close(into, want, rtol=tolerance, atol=tolerance)
+
+
+def test_two_products_of_no_rows_are_empty(place: torch.device) -> None:
+    x, weight, bias = (torch.zeros(size, device=place) for size in ((0, 8), (6, 8), 6))
+    pair = PAIRS["linear_pair"].fn(x, weight, bias, weight, bias, "gelu_tanh", bias, bias, 1e-5)
+    assert [y.shape for y in pair] == [(0, 6), (0, 6)]
+    assert PAIRS["linear_sum"].fn(x, weight, bias, x, weight, bias, x.new_zeros(0, 6)).shape == (0, 6)

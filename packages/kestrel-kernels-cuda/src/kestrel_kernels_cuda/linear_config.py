@@ -38,6 +38,7 @@ class Config:
     split: int = 1
     swap: bool = False
     tma: bool = False
+    ahead: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -50,10 +50,12 @@ def linear_pair(
     shift: torch.Tensor,
     eps: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """As ``kestrel.ops.linear_pair.linear_pair``, of one row."""
+    """As ``kestrel.ops.linear_pair.linear_pair``, of one row or none."""
+    leading = x.shape[:-1]
+    if not x.numel():
+        return x.new_empty((*leading, len(weight))), x.new_empty((*leading, len(other_weight)))
     launch, out, other = _pair(x, weight, bias, other_weight, other_bias, other_epilogue, gain, shift, eps)
     launch.run()
-    leading = x.shape[:-1]
     return out.view(*leading, len(out)), other.view(*leading, len(other))
 
 
@@ -66,7 +68,9 @@ def linear_sum(
     other_bias: torch.Tensor,
     residual: torch.Tensor,
 ) -> torch.Tensor:
-    """As ``kestrel.ops.linear_pair.linear_sum``, of one row."""
+    """As ``kestrel.ops.linear_pair.linear_sum``, of one row or none."""
+    if not x.numel():
+        return torch.empty_like(residual)
     launch, out = _sum(x, weight, bias, other_x, other_weight, other_bias, residual)
     launch.run()
     return out.view(residual.shape)

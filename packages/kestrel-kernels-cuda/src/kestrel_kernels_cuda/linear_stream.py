@@ -23,7 +23,7 @@ SUMS = 512  # outputs that a program adds up
 
 
 @triton.jit(do_not_specialize=["m"])
-def sum_kernel(
+def parts_kernel(
     partial_ptr, bias_ptr, residual_ptr, out_ptr, m, n, residual_stride,
     SPLIT: tl.constexpr, EPILOGUE: tl.constexpr, BIAS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -59,15 +59,22 @@ def stream_launches(config: Config, o: Operands, *, overlaps: bool) -> tuple[Lau
         meta["launch_pdl"] = True
     others = bias, residual, into, rows, o.outputs, stride
     tiles = _described(o.weight, config.bn, config.bk), _described(o.x, config.bm, config.bk)
-    shape = {"K": o.weight.shape[1], "STAGES": config.stages, "num_warps": config.warps}
+    k = o.weight.shape[1]
+    rest = (k // config.bk // config.split - config.stages) * config.bk
+    shape = {
+        "K": k,
+        "STAGES": config.stages,
+        "AHEAD": max(0, min(config.ahead, rest)),
+        "num_warps": config.warps,
+    }
     grid = triton.cdiv(o.outputs, config.bn), config.split
-    stream = Launch(stream_kernel, grid, (*tiles, *others), meta | shape)
+    stream = Launch(stream_kernel, grid, (*tiles, o.weight, *others), meta | shape)
     if config.split == 1:
         return Launches((stream,)), out
     args = into, bias, residual, out, rows, o.outputs, stride
     shape = {"BLOCK": SUMS, "num_warps": 4}
     return Launches(
-        (stream, Launch(sum_kernel, (rows, triton.cdiv(o.outputs, SUMS)), args, meta | shape))
+        (stream, Launch(parts_kernel, (rows, triton.cdiv(o.outputs, SUMS)), args, meta | shape))
     ), out
 
 
