@@ -38,7 +38,6 @@ class Config:
     split: int = 1
     swap: bool = False
     tma: bool = False
-    ahead: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

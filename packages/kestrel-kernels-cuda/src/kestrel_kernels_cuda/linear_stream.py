@@ -59,16 +59,9 @@ def stream_launches(config: Config, o: Operands, *, overlaps: bool) -> tuple[Lau
         meta["launch_pdl"] = True
     others = bias, residual, into, rows, o.outputs, stride
     tiles = _described(o.weight, config.bn, config.bk), _described(o.x, config.bm, config.bk)
-    k = o.weight.shape[1]
-    rest = (k // config.bk // config.split - config.stages) * config.bk
-    shape = {
-        "K": k,
-        "STAGES": config.stages,
-        "AHEAD": max(0, min(config.ahead, rest)),
-        "num_warps": config.warps,
-    }
+    shape = {"K": o.weight.shape[1], "STAGES": config.stages, "num_warps": config.warps}
     grid = triton.cdiv(o.outputs, config.bn), config.split
-    stream = Launch(stream_kernel, grid, (*tiles, o.weight, *others), meta | shape)
+    stream = Launch(stream_kernel, grid, (*tiles, *others), meta | shape)
     if config.split == 1:
         return Launches((stream,)), out
     args = into, bias, residual, out, rows, o.outputs, stride

@@ -33,29 +33,6 @@ def load_weight(w, w_at, up_at, ready, row, half, column, pred, GATED: gl.conste
 
 
 @gluon.jit
-def prefetch(
-    w_ptr, row, half, column, K: gl.constexpr, HALVES: gl.constexpr, ROWS: gl.constexpr, AHEAD: gl.constexpr
-):
-    """Asks for AHEAD numbers of each row of a block to be brought into the second-level cache."""
-    THREADS: gl.constexpr = 32 * gl.num_warps()
-    PIECE: gl.constexpr = AHEAD * HALVES * ROWS // THREADS
-    gl.static_assert(THREADS % (HALVES * ROWS) == 0, "a thread takes one row's numbers")
-    thread = gl.arange(0, THREADS, gl.BlockedLayout([1], [32], [gl.num_warps()], [0]))
-    at = thread % (HALVES * ROWS)
-    at = row + at % ROWS + at // ROWS * half
-    at = gl.minimum(at, HALVES * half - 1).to(gl.int64)
-    place = w_ptr + at * K + column + thread // (HALVES * ROWS) * PIECE
-    gl.inline_asm_elementwise(
-        "cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0;",
-        "=r,l,r",
-        [place.to(gl.int64), gl.full_like(thread, 2 * PIECE)],
-        dtype=gl.int32,
-        is_pure=False,
-        pack=1,
-    )
-
-
-@gluon.jit
 def sigmoid(x):
     """1 / (1 + e^-x)."""
     return 1.0 / (1.0 + gl.exp(-x))
@@ -76,9 +53,9 @@ def activated(y, KIND: gl.constexpr):
 
 @gluon.jit(do_not_specialize=["m"])
 def stream_kernel(
-    w, x, w_ptr, bias_ptr, residual_ptr, out_ptr, m, n, residual_stride,
-    K: gl.constexpr, SPLIT: gl.constexpr, STAGES: gl.constexpr, AHEAD: gl.constexpr, EPILOGUE: gl.constexpr,
-    BIAS: gl.constexpr, PDL: gl.constexpr,
+    w, x, bias_ptr, residual_ptr, out_ptr, m, n, residual_stride,
+    K: gl.constexpr, SPLIT: gl.constexpr, STAGES: gl.constexpr, EPILOGUE: gl.constexpr, BIAS: gl.constexpr,
+    PDL: gl.constexpr,
 ):  # fmt: skip
     """``out`` [m, n] = epilogue(``x`` [m, K] · ``w`` [n or 2n, K] transposed), blocks as the descriptors have them.
 
@@ -116,8 +93,6 @@ def stream_kernel(
         column = (first + s) * BK
         load_weight(w, w_at.index(s), up_at.index(s), ready.index(s), row, n, column, s < steps, GATED, BYTES)
     if PDL:
-        if AHEAD > 0:
-            prefetch(w_ptr, row, n, (first + STAGES) * BK, K, HALVES, ROWS, AHEAD)
         gdc_wait()
     for s in gl.static_range(STAGES):
         column = (first + s) * BK
