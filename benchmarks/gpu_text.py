@@ -117,6 +117,29 @@ def decoding(threads: int, processes: int) -> Iterator[list[int]]:
         decoders.close()
 
 
+async def _read(engine: InferenceEngine, text: str, new: int) -> None:
+    """Take every token of an answer of ``new`` tokens."""
+    settings = {"max_tokens": new, "ignore_eos": True, "temperature": 0.0}
+    stream = await engine.generate(text, stream=True, settings=settings)
+    async for _ in stream:
+        pass
+
+
+async def _rates(engine: InferenceEngine, counts: Sequence[int], seconds: float = 0.5) -> dict[str, int]:
+    """Tokens and pictures per second from now on; ``counts``: pictures of each thread so far."""
+
+    def tokens() -> float:
+        return sum(lane["generated_tokens"] for lane in engine.stats().values())
+
+    start, before, pictures = time.perf_counter(), tokens(), sum(counts)
+    await asyncio.sleep(seconds)
+    took = time.perf_counter() - start
+    return {
+        "tokens_s": round((tokens() - before) / took),
+        "pictures_s": round((sum(counts) - pictures) / took),
+    }
+
+
 async def idle(
     engine: InferenceEngine, report: Report, size: str, threads: int = 0, processes: int = 0
 ) -> None:
@@ -124,25 +147,11 @@ async def idle(
     pictures (in ``processes`` of their own); before it, how fast tokens and pictures come."""
     texts = prompts(64, 64)
     await together(engine, texts, 2)
-
-    def tokens() -> float:
-        return sum(lane["generated_tokens"] for lane in engine.stats().values())
-
-    async def read(text: str, new: int) -> None:
-        settings = {"max_tokens": new, "ignore_eos": True, "temperature": 0.0}
-        stream = await engine.generate(text, stream=True, settings=settings)
-        async for _ in stream:
-            pass
-
     what = f"{threads} decode JPEGs" + (f" in {processes} processes" if processes else "")
     with decoding(threads, processes) as counts:
-        running = [asyncio.create_task(read(text, 400)) for text in texts]
+        running = [asyncio.create_task(_read(engine, text, 400)) for text in texts]
         await asyncio.sleep(1.0)
-        start, before, pictures = time.perf_counter(), tokens(), sum(counts)
-        await asyncio.sleep(0.5)
-        seconds = time.perf_counter() - start
-        rates = {"tokens_s": round((tokens() - before) / seconds)}
-        rates["pictures_s"] = round((sum(counts) - pictures) / seconds)
+        rates = await _rates(engine, counts)
         with profile(activities=[ProfilerActivity.CUDA]) as recorded:
             await asyncio.sleep(0.4)
             torch.cuda.synchronize()
