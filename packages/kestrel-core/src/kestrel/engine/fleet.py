@@ -191,6 +191,11 @@ class Fleet:
         )
         if has_streams(device):
             heap.freeze()
+            if (
+                not self._has_short_turns
+            ):  # while kernels were compiled, many threads computed without a pause
+                self._has_short_turns = True
+                turns.shorten()
         return model
 
     async def _unload(self, slot: Slot, why: str) -> None:
@@ -232,9 +237,6 @@ class Fleet:
             thread = self._threads[device] = DeviceThread(str(device))
             thread.on_lost = self._lane_lost
             thread.start()
-            if has_streams(device) and not self._has_short_turns:
-                self._has_short_turns = True
-                turns.shorten()
             thread.call(partial(use_device, device))
             if not self._shared.running.is_set():
                 thread.pause()
