@@ -62,11 +62,9 @@ class FileBlocks(Blocks):
 
     def __init__(self, stream: AudioStream, infer: Infer, *, ahead: int = 0) -> None:
         self._stream, self._infer = stream, infer
-        self._blocks = stream.blocks()
+        self._pieces = stream.pieces()
         self._is_over = False
         self._first: list[Samples] = self._pull(ahead) if ahead else []
-        if len(self._first) > 1:
-            self._first = [np.concatenate(self._first)]
 
     @property
     def duration_s(self) -> float | None:
@@ -93,16 +91,17 @@ class FileBlocks(Blocks):
         self._stream.close()
 
     def _pull(self, count: int) -> list[Samples]:
+        """At least ``count`` samples as one block, which is the caller's own memory where it can be."""
         found: list[Samples] = []
         have = 0
         while have < count:
-            block = next(self._blocks, None)
-            if block is None:
+            piece = next(self._pieces, None)
+            if piece is None:
                 self._is_over = True
                 break
-            found.append(block)
-            have += len(block)
-        return found
+            found.append(piece)
+            have += len(piece)
+        return [np.concatenate(found)] if len(found) > 1 else found
 
 
 class LiveBlocks(Blocks):

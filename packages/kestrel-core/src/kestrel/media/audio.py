@@ -46,7 +46,7 @@ class AudioStream:
         self._label = label
         self._num_samples = 0
         self._is_read = False
-        self._ahead = self._rebuffered()
+        self._ahead = self._counted()
         try:
             self._first = next(self._ahead, None)
             if self._first is None:
@@ -74,7 +74,7 @@ class AudioStream:
         """
         start, end = _sample_range(start_s, end_s)
         at = 0
-        while (block := self._next()) is not None:
+        for block in self._seconds():
             part = block[max(0, start - at) : None if end is None else max(0, end - at)]
             at += len(block)
             if len(part):
@@ -86,6 +86,12 @@ class AudioStream:
                 f"the clip starts at {start_s:g} s but {self._label} ends at {at / SAMPLE_RATE:g} s. "
                 "Give a clip inside it"
             )
+
+    def pieces(self) -> Iterator[Samples]:
+        """All samples, as they come out of the decoder; instead of ``blocks``. Of a caller's float32 at 16 kHz they are
+        the array itself: it must stay as it is while they are read."""
+        while (piece := self._next()) is not None:
+            yield piece
 
     def close(self) -> None:
         """Give back the file and the decoder; idempotent."""
@@ -104,14 +110,11 @@ class AudioStream:
         first, self._first = self._first, None
         return next(self._ahead, None) if first is None else first
 
-    def _rebuffered(self) -> Generator[Samples, None, None]:
-        """Blocks of one second; the recording's length is known at the end."""
+    def _seconds(self) -> Iterator[Samples]:
+        """Blocks of one second."""
         held: list[Samples] = []
         size = 0
-        for piece in self._resampled():
-            self._num_samples += len(piece)
-            if self._num_samples > MAX_SECONDS * SAMPLE_RATE:
-                _check_length(self._label, self._num_samples / SAMPLE_RATE)
+        for piece in self.pieces():
             held.append(piece)
             size += len(piece)
             if size >= _BLOCK:
@@ -119,10 +122,19 @@ class AudioStream:
                 whole = size - size % _BLOCK
                 yield from np.split(joined[:whole], whole // _BLOCK)
                 held, size = [joined[whole:]], size - whole
-        self._note_shortfall()
-        self._is_read = True
         if size:
             yield np.concatenate(held)
+
+    def _counted(self) -> Generator[Samples, None, None]:
+        """What there is, as it comes; the recording's length is known at the end."""
+        for piece in self._resampled():
+            self._num_samples += len(piece)
+            if self._num_samples > MAX_SECONDS * SAMPLE_RATE:
+                _check_length(self._label, self._num_samples / SAMPLE_RATE)
+            if len(piece):
+                yield piece
+        self._note_shortfall()
+        self._is_read = True
 
     def _resampled(self) -> Iterator[Samples]:
         rate, resampler = 0, Resampler(SAMPLE_RATE, SAMPLE_RATE)

@@ -23,6 +23,7 @@ PcmArray = NDArray[Any]
 MIN_RATE, MAX_RATE = 1_000, 768_000
 _TOLERANCE = 1e-6  # beyond ±1, for floats that were rounded on their way
 _BLOCK = 1 << 16
+_WHOLE = 1 << 21  # of what is float32 already: nothing is copied, and a look at all of it is quick
 
 
 class Feed(ABC):
@@ -59,8 +60,9 @@ class ArrayFeed(Feed):
 
     def blocks(self) -> Iterator[tuple[int, Samples]]:
         """As ``Feed.blocks``; floats must be finite and within ±1."""
-        for at in range(0, len(self._values), _BLOCK):
-            part = self._values[at : at + _BLOCK]
+        size = _WHOLE if self._values.dtype == np.float32 else _BLOCK
+        for at in range(0, len(self._values), size):
+            part = self._values[at : at + size]
             block = as_float(part)
             if part.dtype.kind == "f":
                 _check_range(block, at)

@@ -39,8 +39,8 @@ class Frames(Conv):
         count, bins, frames = x_NMF.shape
         triples = F.pad(x_NMF, (2, 2)).unfold(2, 3, 1).transpose(1, 2).reshape(-1, 3 * bins)
         x_NFC = F.gelu(F.linear(triples, self.weight.flatten(1), self.bias)).view(count, frames + 2, -1)
-        x_NFC[:, 0] = 0
-        x_NFC[:, -1] = 0
+        x_NFC[:, 0].zero_()
+        x_NFC[:, -1].zero_()
         return x_NFC
 
 
