@@ -34,6 +34,7 @@ def build_layout(segments: Sequence[Segment], tokenizer: TextTokenizer, config: 
     media: list[Prepared] = []
     rows: tuple[list[int], list[int], list[int]] = ([], [], [])
     following = 0  # the position of what comes next, on every axis
+    has_media = any(isinstance(segment, Media) for segment in segments)  # else all axes count from zero
     for segment in segments:
         if isinstance(segment, Media):
             prepared = segment.prepared
@@ -44,16 +45,17 @@ def build_layout(segments: Sequence[Segment], tokenizer: TextTokenizer, config: 
             axes, step = _axes(following, height, width), max(height, width)
         else:
             new = list(segment.ids) if isinstance(segment, Tokens) else tokenizer.encode(segment.text)
-            axes, step = ([*range(following, following + len(new))],) * 3, len(new)
+            axes, step = (range(following, following + len(new)),) * 3, len(new)
         ids += new
         following += step
-        for row, values in zip(rows, axes, strict=True):
-            row += values
-    offset = max((max(row, default=-1) for row in rows), default=-1) + 1 - len(ids)
+        if has_media:
+            for row, values in zip(rows, axes, strict=True):
+                row += values
+    offset = following - len(ids)
     begins = list(_turns(ids, tokenizer))
     return Layout(
         tokens=tuple(ids),
-        positions=tuple(tuple(row) for row in rows) if media else (),
+        positions=tuple(map(tuple, rows)) if has_media else (),
         spans=tuple(spans),
         media=tuple(media),
         marks=tuple(sorted({*(span.end for span in spans), *begins} - {0})),
@@ -92,8 +94,13 @@ def _axes(start: int, height: int, width: int) -> tuple[list[int], list[int], li
 
 def _turns(ids: Sequence[int], tokenizer: TextTokenizer) -> Iterator[int]:
     """Where turns begin, in order. Control ids come from templates and callers' own tokens, never from text."""
-    start = tokenizer.token_id(START)
-    return (at for at, token in enumerate(ids) if token == start)
+    start, at = tokenizer.token_id(START), -1
+    while start is not None:
+        try:
+            at = ids.index(start, at + 1)
+        except ValueError:
+            return
+        yield at
 
 
 def _stable(ids: Sequence[int], begins: Sequence[int], tokenizer: TextTokenizer) -> int | None:
