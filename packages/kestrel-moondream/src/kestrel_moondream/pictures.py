@@ -18,6 +18,7 @@ from kestrel_moondream.crops import enlarged, tiling, window_corners
 __all__ = ["LARGEST_BYTES", "crops_of", "inputs_of", "picture_tensors"]
 
 LARGEST_BYTES = 3 << 25  # 33 megapixels; larger pictures are cut on the host, for they fill pinned memory
+LARGEST_PINNED = 1 << 23  # beyond it pinning takes longer than the copy that it saves, and pinned memory is kept
 # Lengths are rounded up to these, so that pictures of like sizes share a program.
 BYTE_STEP, TAP_STEP = 1 << 18, 8
 
@@ -27,9 +28,10 @@ def picture_tensors(
 ) -> dict[str, torch.Tensor]:
     """``pixels`` uint8 [N], filled up, and ``whole`` [1, F], ``local`` [rows, columns, F] (absent for a 1 × 1 tiling),
     ``starts`` [S] and ``weights`` [K, S] as ``ops.resize_crops`` takes them. Pictures of one size share the latter.
-    ``pins``: in memory that a GPU reads by itself."""
+    ``pins``: in memory that a GPU reads by itself, unless it is a large one."""
     height, width = pixels_HW3.shape[:2]
-    pixels = torch.empty(-(-pixels_HW3.size // BYTE_STEP) * BYTE_STEP, dtype=torch.uint8, pin_memory=pins)
+    size = -(-pixels_HW3.size // BYTE_STEP) * BYTE_STEP
+    pixels = torch.empty(size, dtype=torch.uint8, pin_memory=pins and size <= LARGEST_PINNED)
     pixels.numpy()[: pixels_HW3.size].reshape(pixels_HW3.shape)[...] = pixels_HW3
     pixels.numpy()[pixels_HW3.size :] = 0
     return {"pixels": pixels, **_tables(height, width, vision, pins=pins)}
