@@ -68,7 +68,7 @@ def test_measured_configurations_fit_into_shared_memory_and_divide_the_inputs() 
                 assert used <= SHARED_LIMIT[90]
                 assert int(size.split("x")[1]) % config.bk == 0
                 assert config.split == 1 or halves == 1
-                assert config.bm == int(rows)
+                assert config.bm >= int(rows)
 
 
 def agrees(config: Config, rows: int, epilogue: str | None, place: torch.device, dtype: torch.dtype) -> None:

@@ -23,7 +23,7 @@ __all__ = ["IMPLS", "compile_cases", "linear", "norm_linear"]
 META = torch.device("meta")
 STREAMED = (
     (18432, 2560, "silu_mul"), (12352, 2560, None), (10240, 2560, None), (2560, 4096, "accumulate"),
-    (2560, 9216, "accumulate"),
+    (2560, 9216, "accumulate"), (8192, 2048, "gelu_tanh"),
 )  # fmt: skip
 """Weights of the products to compile of those that are streamed: outputs, inputs, epilogue."""
 
