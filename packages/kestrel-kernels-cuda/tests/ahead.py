@@ -129,6 +129,14 @@ def norm_calls() -> Iterator[Call]:
         OpQuery.of("add_norm", kind="layer", **norm),
         lambda fn: fn(x, x, weight, weight, 1e-6, kind="layer"),
     )
+    for delta in (None, x):
+        yield (
+            OpQuery.of("e4m3_norm", kind="layer", offset=True, delta=delta is not None, **norm),
+            partial(call, x, 1e-5, delta, weight.float(), kind="layer"),
+        )
+    for activation in (None, "gelu_tanh"):
+        facts = {"k": 96, "activation": activation, "dtype": "bfloat16"}
+        yield OpQuery.of("e4m3_cast", **facts), partial(call, x, 0.5, activation)
 
 
 def pair_calls() -> Iterator[Call]:

@@ -27,6 +27,9 @@ FP8 = (
         "fp8_grouped_experts",
         hidden=2048, experts=4, top_k=2, width=512, activation="silu_mul", dtype="bfloat16",
     ),
+    OpQuery.of("e4m3_norm", dim=1152, kind="layer", delta=True, offset=True, dtype="bfloat16"),
+    OpQuery.of("e4m3_cast", k=4304, activation="gelu_tanh", dtype="bfloat16"),
+    OpQuery.of("e4m3_linear", k=1152, n=3456, dtype="bfloat16"),
 )  # fmt: skip
 
 
@@ -44,7 +47,7 @@ def test_launches_of_the_largest_shapes_fit_small_devices_and_spill_nothing(
     spilled = [f for f in found if f["stack"] or f["local"]]
     assert not spilled, spilled
     refused = {line["query"].split("(")[0] for line in lines if line.get("arch") == 86}
-    assert refused == {"fp8_linear", "fp8_grouped_experts", "paged_attention"}
+    assert refused == {"fp8_linear", "fp8_grouped_experts", "paged_attention", "e4m3_norm", "e4m3_cast"}
 
 
 @pytest.mark.parametrize("query", FP8, ids=lambda query: query.op)

@@ -76,6 +76,10 @@ def products() -> Iterator[Wide]:
     facts = {"hidden": 2048, "experts": 256, "top_k": 8, "width": 512, "activation": "silu_mul", **BF16}
     yield Wide(OpQuery.of("grouped_experts", **facts), (1, 64, 1024, 16384), (89, 120))
     yield Wide(OpQuery.of("fp8_grouped_experts", **facts), (1, 16384), (86, 89))
+    yield Wide(
+        OpQuery.of("e4m3_norm", dim=2048, kind="layer", delta=True, offset=True, **BF16), (768,), (86, 89)
+    )
+    yield Wide(OpQuery.of("e4m3_cast", k=8192, activation="gelu_tanh", **BF16), (768,), (86, 89))
     pair = {"k": 2048, "rows": 1, **BF16}
     yield Wide(OpQuery.of("linear_pair", n=6144, other_n=8192, other_epilogue="gelu_tanh", **pair), (1,))
     yield Wide(OpQuery.of("linear_sum", n=2048, other_k=8192, **pair), (1,))

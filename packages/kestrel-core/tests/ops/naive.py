@@ -334,6 +334,26 @@ def fp8_grouped_experts(x, weights, experts, gate_up, gate_up_scale, down, down_
     return grouped_experts(x, weights, experts, *full, activation)
 
 
+def eight_bits(x):
+    return x.float().clamp(-448, 448).to(torch.float8_e4m3fn)
+
+
+def e4m3_norm(x, eps=1e-5, delta=None, offset=None, *, kind="layer"):
+    total = x if delta is None else x + delta
+    inner = wide(total) if offset is None else wide(total) + wide(offset)
+    normed = layer_norm(inner, None, None, eps) if kind == "layer" else rms_norm(inner, None, eps)
+    return total, eight_bits(normed / math.sqrt(x.shape[-1]) * 448)
+
+
+def e4m3_cast(x, factor, activation=None):
+    return eight_bits(factor * {None: lambda x: x, "gelu": gelu, "gelu_tanh": gelu_tanh}[activation](wide(x)))
+
+
+def e4m3_linear(values, weight, scale, bias=None, residual=None, *, dtype):
+    out = linear(values, wide(weight) * float(scale), bias)
+    return (out if residual is None else out + wide(residual)).to(dtype)
+
+
 def log_mel(sound, frames, filters, hop=160):
     half, size = filters.shape[1] - 1, 2 * (filters.shape[1] - 1)
     n, k = np.arange(size), np.arange(half + 1)
@@ -354,7 +374,7 @@ NAIVE = {
     f.__name__: f
     for f in (
         add_norm, causal_conv, copy_page, cross_attention, decode_attention, delta_gates,
-        fp8_grouped_experts, fp8_linear, gated_delta,
+        e4m3_cast, e4m3_linear, e4m3_norm, fp8_grouped_experts, fp8_linear, gated_delta,
         gated_delta_step, gated_norm, grouped_experts,
         layer_norm, linear, linear_pair, linear_sum, log_mel, moe_route, norm_linear, output_gate, paged_attention,
         qk_norm_rope_kv_write, resize_crops, rms_norm, rope, rope_angles, vision_attention, write_cross, write_kv,

@@ -32,6 +32,7 @@ MODULES: tuple[str, ...] = (
     "gates",
     "kv_write",
     "linear",
+    "linear_e4m3",
     "linear_fp8",
     "linear_pair",
     "log_mel",

@@ -21,10 +21,13 @@ from kestrel.layers import (
     LinearSum,
     PagedAttention,
     Rope,
+    Stored,
     embed,
+    multiplies_in_8_bits,
 )
 from kestrel.spi import Batch, OpTableLike
 from kestrel_moondream.config import TextConfig
+from kestrel_moondream.eight_bits import EightBits
 
 __all__ = ["STATE", "TextDecoder"]
 
@@ -55,7 +58,7 @@ class SelfAttention(nn.Module):
         return attended.flatten(1)
 
 
-class Block(nn.Module):
+class Block(Stored):
     """x + attn(ln x) + mlp(ln x). ``delta`` is what the block before has yet to add to x."""
 
     def __init__(
@@ -67,10 +70,25 @@ class Block(nn.Module):
         self.mlp = MLP(ops, config.dim, config.ff_dim, accumulate=True, adds_bias=False, dtype=dtype)
         self._into = LinearPair(ops, self.attn.qkv, self.mlp.fc1)
         self.out_of = LinearSum(ops, self.attn.proj, self.mlp.fc2)
+        self._ops, self._eight = ops, None
+        if multiplies_in_8_bits(ops):
+            self._eight = EightBits(
+                ops, [self.ln], self.attn.qkv, self.attn.proj, self.mlp,
+                values=config.n_kv_heads * config.head_dim, offset=False, adds_biases=True,
+            )  # fmt: skip
+
+    def pack(self) -> None:
+        """Make the weights of 8 bits, of those that were loaded."""
+        if self._eight is not None:
+            self._eight.fill()
 
     def forward(
         self, x_TC: torch.Tensor, delta_TC: torch.Tensor | None, angles: Angles, batch: Batch
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        if self._eight is not None and multiplies_in_8_bits(self._ops, len(x_TC)):
+            x_TC, values = self._eight.norms[0](x_TC, delta_TC)
+            attended = self._eight.attended(self.attn(self._eight.qkv(values), angles, batch))
+            return x_TC, self._eight.mlp(values, self._eight.proj(attended))
         if delta_TC is None and self._into.serves(len(x_TC)) and self.out_of.serves(len(x_TC)):
             qkv, inner = self._into(x_TC, self.ln)
             return self.out_of.total(self.attn(qkv, angles, batch), inner, x_TC), None

@@ -14,9 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from kestrel.layers import MLP, LayerNorm, Linear, Stored, VisionAttention
+from kestrel.layers import MLP, LayerNorm, Linear, Stored, VisionAttention, multiplies_in_8_bits
 from kestrel.spi import OpTableLike
 from kestrel_moondream.config import VisionConfig
+from kestrel_moondream.eight_bits import EightBits
 from kestrel_moondream.pooling import Pooling
 
 __all__ = ["VisionEncoder"]
@@ -75,12 +76,17 @@ class VisionSelfAttention(nn.Module):
 
     def forward(self, h_NSC: torch.Tensor, x_NSC: torch.Tensor) -> torch.Tensor:
         """``x_NSC`` with the output, but for its bias, added in place."""
-        q, k, v = self.qkv(h_NSC).unflatten(-1, (3, self.heads, -1)).unbind(2)
-        out: torch.Tensor = self.proj(self.attend(q, k, v).flatten(2), x_NSC)
+        out: torch.Tensor = self.proj(self.attended(self.qkv(h_NSC)), x_NSC)
         return out
 
+    def attended(self, qkv: torch.Tensor) -> torch.Tensor:
+        """What ``proj`` gets [N, S, C], of what ``qkv`` made."""
+        q, k, v = qkv.unflatten(-1, (3, self.heads, -1)).unbind(2)
+        out: torch.Tensor = self.attend(q, k, v)
+        return out.flatten(2)
 
-class VisionBlock(nn.Module):
+
+class VisionBlock(Stored):
     """x + attn(ln x), then x + mlp(ln x), in place. The biases of both sums are left out of x: the norms add them."""
 
     def __init__(self, config: VisionConfig, ops: OpTableLike, dtype: torch.dtype) -> None:
@@ -89,6 +95,17 @@ class VisionBlock(nn.Module):
         self.attn = VisionSelfAttention(config, ops, dtype)
         self.ln2 = LayerNorm(ops, config.enc_dim, EPS, offset=True, dtype=dtype)
         self.mlp = MLP(ops, config.enc_dim, config.enc_ff_dim, accumulate=True, adds_bias=False, dtype=dtype)
+        self._eight: EightBits | None = None
+        if multiplies_in_8_bits(ops):
+            self._eight = EightBits(
+                ops, [self.ln1, self.ln2], self.attn.qkv, self.attn.proj, self.mlp,
+                values=config.enc_dim, offset=True, adds_biases=False,
+            )  # fmt: skip
+
+    def pack(self) -> None:
+        """Make the weights of 8 bits, of those that were loaded."""
+        if self._eight is not None:
+            self._eight.fill()
 
     @property
     def biases(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -104,13 +121,28 @@ class VisionBlock(nn.Module):
         out: torch.Tensor = self.mlp(self.ln2(x_NSC, between_C), x_NSC)
         return out
 
+    def in_8_bits(
+        self,
+        x_NSC: torch.Tensor,
+        delta_NSC: torch.Tensor | None,
+        before_C: torch.Tensor,
+        between_C: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """As ``forward`` of x + delta, but the last sum is left to what follows: x, and what to add to it."""
+        eight = self._eight
+        assert eight is not None
+        x_NSC, values = eight.norms[0](x_NSC, delta_NSC, before_C)
+        attended = eight.attended(self.attn.attended(eight.qkv(values)))
+        x_NSC, values = eight.norms[1](x_NSC, eight.proj(attended), between_C)
+        return x_NSC, eight.mlp(values)
+
 
 class VisionEncoder(Stored):
     """Crops to the embeddings of an image."""
 
     def __init__(self, config: VisionConfig, ops: OpTableLike, dtype: torch.dtype) -> None:
         super().__init__()
-        self.config, self.dtype = config, dtype
+        self.config, self.dtype, self._ops = config, dtype, ops
         self.patch_emb = PatchEmbedding(config, ops, dtype)
         self.pos_emb = nn.Parameter(
             torch.empty(1, config.num_positions, config.enc_dim, dtype=dtype), requires_grad=False
@@ -144,8 +176,15 @@ class VisionEncoder(Stored):
     def encode(self, crops: torch.Tensor) -> torch.Tensor:
         """Features [N, S, C] of crops, each on its own."""
         x_NSC = self.patch_emb(crops) + self.pos_emb
-        for i, block in enumerate(self.blocks):
-            x_NSC = block(x_NSC, *self._lacks[2 * i : 2 * i + 2])
+        lacks = list(zip(self._lacks[::2], self._lacks[1::2], strict=False))
+        if multiplies_in_8_bits(self._ops, x_NSC.shape[0] * x_NSC.shape[1]):
+            delta_NSC: torch.Tensor | None = None
+            for block, lack in zip(self.blocks, lacks, strict=True):
+                x_NSC, delta_NSC = block.in_8_bits(x_NSC, delta_NSC, *lack)
+            x_NSC = x_NSC if delta_NSC is None else x_NSC.add_(delta_NSC)
+        else:
+            for block, lack in zip(self.blocks, lacks, strict=True):
+                x_NSC = block(x_NSC, *lack)
         features_NSC: torch.Tensor = self.post_ln(x_NSC, self._lacks[-1])
         return features_NSC
 

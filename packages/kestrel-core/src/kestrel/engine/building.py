@@ -15,6 +15,7 @@ from kestrel.engine.kv_dtype import check_recurrent_dtype, kv_dtype_of, set_kv_d
 from kestrel.engine.loaded import LoadedModel, Shared
 from kestrel.engine.loading import Blueprint, ProgressReport
 from kestrel.engine.memory import Demand, return_memory, settle_memory
+from kestrel.engine.prefill_dtype import check_prefill_dtype, prefill_dtype_of
 from kestrel.engine.prefill_path import capture_prefill
 from kestrel.engine.router import Router
 from kestrel.engine.stages import Stages
@@ -46,19 +47,28 @@ def load_model(
 ) -> LoadedModel:
     """The model built and on its device thread. ``progress`` may raise to end the work between two tensors.
 
-    Raises LoadError, CapacityError, NoKernelError, or InvalidRequestError for a ``decode_path`` that cannot be.
+    Raises LoadError, CapacityError, NoKernelError, or InvalidRequestError for what device or model cannot.
     """
     config = blueprint.config
     check_decode_path(config, device)
     backends = tuple(shared.host.backends.values())
     kv_dtype = kv_dtype_of(config, device)
-    ops = resolve_ops((), device, backends, overrides=config.ops, strict=config.strict_ops, kv_dtype=kv_dtype)
+    ops = resolve_ops(
+        (),
+        device,
+        backends,
+        overrides=config.ops,
+        strict=config.strict_ops,
+        kv_dtype=kv_dtype,
+        prefill_dtype=prefill_dtype_of(config, device),
+    )
     stages = Stages()
     try:
         with stages("weights"):
             built = _build(blueprint, device, demand, ops, progress)
             set_kv_dtype(built, kv_dtype, config)
             check_recurrent_dtype(built, config)
+            check_prefill_dtype(ops, config)
         with stages("kernels"):
             for query in built.main.spec.op_needs:
                 ops.resolve(query)

@@ -10,7 +10,7 @@ from kestrel.config import RuntimeConfig
 from kestrel.errors import InvalidRequestError
 from kestrel.spi import Built, PagedKV, Recurrent, StateSpec, StepDriver, WindowKV
 
-__all__ = ["check_recurrent_dtype", "kv_dtype_of", "set_kv_dtype"]
+__all__ = ["check_recurrent_dtype", "kv_dtype_of", "lack_of_8_bits", "set_kv_dtype"]
 
 _NAMES = {"auto": "auto", "fp8_e4m3": "float8_e4m3fn"}
 OLDEST = (8, 9)  # compute capability of CUDA devices that convert floats of 8 bits
@@ -19,7 +19,7 @@ OLDEST = (8, 9)  # compute capability of CUDA devices that convert floats of 8 b
 def kv_dtype_of(config: RuntimeConfig, device: torch.device) -> str:
     """The torch name of what pages hold, or "auto"; InvalidRequestError where ``device`` cannot hold it."""
     name = _NAMES[config.kv_cache_dtype]
-    if name != "auto" and (lack := _lack(device)):
+    if name != "auto" and (lack := lack_of_8_bits(device)):
         raise InvalidRequestError(
             f"kv_cache_dtype {config.kv_cache_dtype!r} was asked for, and {lack}. "
             "Use kv_cache_dtype 'auto', or another device."
@@ -61,7 +61,8 @@ def _kept_in(name: str, state: StateSpec) -> StateSpec:
     return state
 
 
-def _lack(device: torch.device) -> str:
+def lack_of_8_bits(device: torch.device) -> str:
+    """Why ``device`` has no floats of 8 bits, "" where it has."""
     if device.type == "cpu":
         return ""
     if device.type != "cuda":

@@ -1,6 +1,7 @@
 """Modules that model files are written with: weights under checkpoint-like names, maths through ops."""
 
 from kestrel.layers.attention import CrossAttention, PagedAttention, VisionAttention
+from kestrel.layers.e4m3 import E4M3Cast, E4M3Linear, E4M3Norm, multiplies_in_8_bits
 from kestrel.layers.embedding import Embedding, embed, merge_media
 from kestrel.layers.gated_delta import GatedDelta
 from kestrel.layers.linear import Linear, Packed
@@ -19,6 +20,9 @@ __all__ = [
     "Angles",
     "CrossAttention",
     "Deferred",
+    "E4M3Cast",
+    "E4M3Linear",
+    "E4M3Norm",
     "Embedding",
     "Experts",
     "GatedDelta",
@@ -40,6 +44,7 @@ __all__ = [
     "VisionAttention",
     "embed",
     "merge_media",
+    "multiplies_in_8_bits",
     "pack_weights",
     "packed_parts",
     "serves_scaled",

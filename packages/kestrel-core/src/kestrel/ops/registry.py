@@ -9,6 +9,7 @@ from kestrel.errors import likeliest
 from kestrel.ops.causal_conv import CAUSAL_CONV
 from kestrel.ops.cross_attention import CROSS_ATTENTION, WRITE_CROSS
 from kestrel.ops.decode_attention import DECODE_ATTENTION
+from kestrel.ops.e4m3 import E4M3_CAST, E4M3_LINEAR, E4M3_NORM
 from kestrel.ops.fp8_grouped_experts import FP8_GROUPED_EXPERTS
 from kestrel.ops.fp8_linear import FP8_LINEAR
 from kestrel.ops.gated_delta import GATED_DELTA
@@ -49,6 +50,9 @@ OPS: Mapping[str, Op] = MappingProxyType(
             CROSS_ATTENTION,
             DECODE_ATTENTION,
             DELTA_GATES,
+            E4M3_CAST,
+            E4M3_LINEAR,
+            E4M3_NORM,
             FP8_GROUPED_EXPERTS,
             FP8_LINEAR,
             GATED_DELTA,

@@ -51,6 +51,7 @@ class OpTable:
     """Ops resolved for one model on one device. A query gets the same answer for the table's whole life.
 
     ``kv_dtype``: of the model's keys and values in pages, as torch names it, or "auto": the model's own.
+    ``prefill_dtype``: likewise what launches of many rows multiply in, where a layer can.
     """
 
     def __init__(
@@ -62,8 +63,9 @@ class OpTable:
         overrides: Mapping[str, str],
         strict: bool,
         kv_dtype: str = "auto",
+        prefill_dtype: str = "auto",
     ) -> None:
-        self.device, self.kv_dtype = device, kv_dtype
+        self.device, self.kv_dtype, self.prefill_dtype = device, kv_dtype, prefill_dtype
         self._providers = providers
         self._unavailable = dict(unavailable)
         self._overrides = dict(overrides)
@@ -268,8 +270,10 @@ def resolve_ops(
     overrides: Mapping[str, str] | None = None,
     strict: bool = False,
     kv_dtype: str = "auto",
+    prefill_dtype: str = "auto",
 ) -> OpTable:
-    """The table of ``device`` (default: CPU) with every query of ``needs`` resolved. ``kv_dtype``: as the table's.
+    """The table of ``device`` (default: CPU) with every query of ``needs`` resolved. ``kv_dtype`` and
+    ``prefill_dtype``: as the table's.
 
     ``backends`` are probed here, highest priority first (ties by name). ``overrides`` maps an op to the provider
     to ask first; if that provider answers no, the usual order follows. Raises NoKernelError when an override names
@@ -299,6 +303,7 @@ def resolve_ops(
         overrides=overrides or {},
         strict=strict,
         kv_dtype=kv_dtype,
+        prefill_dtype=prefill_dtype,
     )
     for query in needs:
         table.resolve(query)

@@ -139,6 +139,10 @@ class OpTableLike(Protocol):
     def kv_dtype(self) -> str:
         """The dtype of keys and values in pages, as torch names it, or "auto": the model's."""
 
+    @property
+    def prefill_dtype(self) -> str:
+        """The dtype that launches of many rows multiply in, as torch names it, or "auto": the model's."""
+
     def resolve(self, query: OpQuery) -> OpCall:
         """The callable that serves ``query``."""
 

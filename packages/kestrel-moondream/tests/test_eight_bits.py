@@ -1,0 +1,52 @@
+"""Moondream with products in 8 bits: the encoder and prefill take them, decode steps do not, answers stay."""
+
+import asyncio
+
+import pytest
+import torch
+
+from kestrel.config import RuntimeConfig
+from kestrel.engine import InferenceEngine
+from kestrel.layers import pack_weights
+from kestrel.layers.e4m3 import FEW
+from kestrel.ops import resolve_ops
+from kestrel_moondream.config import MoondreamConfig
+from kestrel_moondream.model import MoondreamModel
+from kestrel_moondream.tiny import TINY_CONFIG, random_weights
+from kestrel_moondream.vision import VisionEncoder
+
+
+def encoder(prefill_dtype) -> VisionEncoder:
+    config = MoondreamConfig.from_mapping(TINY_CONFIG)
+    model = MoondreamModel(config, resolve_ops(prefill_dtype=prefill_dtype), torch.float32, 16)
+    model.load_state_dict(random_weights(config, 5))
+    pack_weights(model)
+    return model.vision
+
+
+def test_an_encoder_of_many_patches_stays_close_and_one_of_few_is_the_same():
+    whole, eight = encoder("auto"), encoder("float8_e4m3fn")
+    crops = torch.randint(0, 256, (4, 28, 28, 3), dtype=torch.uint8)
+    few = FEW // (28 // 4) ** 2
+    assert torch.equal(whole.encode(crops[:few]), eight.encode(crops[:few]))
+    want, got = whole.encode(crops), eight.encode(crops)
+    error = float((got - want).norm() / want.norm())
+    assert 0 < error < 0.1
+
+
+@pytest.mark.timeout(120)
+def test_nano_answers_the_same_in_8_bits() -> None:
+    from PIL import Image, ImageDraw
+
+    picture = Image.new("RGB", (196, 196), "white")
+    ImageDraw.Draw(picture).ellipse((40, 40, 150, 150), fill="red")
+
+    async def answers(**config):
+        settings = RuntimeConfig(model="kestrel/nano", device="cpu", dtype="float32", **config)
+        async with await InferenceEngine.create(settings) as engine:
+            asked = ("What shape is there?", "What color is the circle?")
+            return [
+                (await engine.query(picture, text, settings={"temperature": 0.0})).tokens for text in asked
+            ]
+
+    assert asyncio.run(answers()) == asyncio.run(answers(prefill_dtype="fp8_e4m3"))
