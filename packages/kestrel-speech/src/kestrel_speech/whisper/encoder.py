@@ -61,7 +61,7 @@ class Halved(Conv, Stored):
         pairs = x_NFC.view(-1, 2 * dim)
         rows = F.linear(pairs, self._pair, self.bias)
         rows[:-1].addmm_(pairs[1:, :dim], self._behind.t())
-        return F.gelu(rows.view(count, frames // 2, -1)[:, :-1])
+        return F.gelu(rows).view(count, frames // 2, -1)[:, :-1]
 
 
 class EncoderAttention(nn.Module):
