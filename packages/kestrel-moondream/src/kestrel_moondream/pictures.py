@@ -18,9 +18,9 @@ from kestrel_moondream.crops import enlarged, tiling, window_corners
 __all__ = ["LARGEST_BYTES", "crops_of", "inputs_of", "picture_tensors"]
 
 LARGEST_BYTES = 3 << 25  # 33 megapixels; larger pictures are cut on the host, for they fill pinned memory
-LARGEST_PINNED = (
-    1 << 23
-)  # beyond it pinning takes longer than the copy that it saves, and pinned memory is kept
+LARGEST_PINNED = 1 << 23
+"""Bytes beyond which pinning takes longer than the copy that it saves; and what was pinned is kept."""
+
 # Lengths are rounded up to these, so that pictures of like sizes share a program.
 BYTE_STEP, TAP_STEP = 1 << 18, 8
 
