@@ -71,7 +71,9 @@ def test_measured_configurations_fit_into_shared_memory_and_divide_the_inputs() 
                 assert config.bm >= int(rows)
 
 
-def agrees(config: Config, rows: int, epilogue: str | None, place: torch.device, dtype: torch.dtype) -> None:
+def assert_agrees(
+    config: Config, rows: int, epilogue: str | None, place: torch.device, dtype: torch.dtype
+) -> None:
     """The product is right, and the same bits twice."""
     o = operands(rows, epilogue, place, dtype)
     bias, residual = (None if t is None else t.float() for t in (o.bias, o.residual))
@@ -93,16 +95,16 @@ def agrees(config: Config, rows: int, epilogue: str | None, place: torch.device,
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 def test_every_configuration_computes_the_product(place: torch.device, config: Config) -> None:
     for bm, rows in ((8, 3), (16, 16), (32, 17), (64, 61)):
-        agrees(replace(config, bm=bm), rows, None, place, torch.bfloat16)
+        assert_agrees(replace(config, bm=bm), rows, None, place, torch.bfloat16)
 
 
 @needs_hopper
 @pytest.mark.gpu
 @pytest.mark.parametrize("epilogue", EPILOGUES)
 def test_every_epilogue_follows(place: torch.device, epilogue: str | None) -> None:
-    agrees(PLAIN, 11, epilogue, place, torch.float16)
+    assert_agrees(PLAIN, 11, epilogue, place, torch.float16)
     if not is_gated(epilogue):
-        agrees(replace(PLAIN, split=3), 11, epilogue, place, torch.bfloat16)
+        assert_agrees(replace(PLAIN, split=3), 11, epilogue, place, torch.bfloat16)
 
 
 @needs_hopper

@@ -48,7 +48,7 @@ def _swap(inputs: Inputs, **fields: Any) -> Inputs:
     return replace(inputs, args=args)
 
 
-def _agree(name: str, got: list[torch.Tensor], want: list[torch.Tensor], dtype: torch.dtype) -> None:
+def _assert_agree(name: str, got: list[torch.Tensor], want: list[torch.Tensor], dtype: torch.dtype) -> None:
     allowed = OPS[name].tolerance(dtype)
     for mine, theirs in zip(got, want, strict=True):
         torch.testing.assert_close(mine, theirs, atol=allowed.atol, rtol=allowed.rtol, equal_nan=True)
@@ -74,7 +74,7 @@ def test_odd_launches_agree_with_the_reference(
     shape = RecurrentShape(lens=lens, stores=stores, key_heads=1, heads=2, key_dim=12, value_dim=20)
     seed = random.randrange(2**30)
     want = _run(OPS[name].reference, make(shape, seed, place, dtype))
-    _agree(name, _run(fn, make(shape, seed, place, dtype)), want, dtype)
+    _assert_agree(name, _run(fn, make(shape, seed, place, dtype)), want, dtype)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -108,7 +108,7 @@ def test_chunks_of_the_published_head_agree_with_the_reference(
     shape = RecurrentShape(lens=lens, stores=stores, key_heads=2, heads=4, key_dim=128, value_dim=128)
     seed = random.randrange(2**30)
     want = _run(OPS["gated_delta"].reference, make_rule(shape, seed, place, dtype))
-    _agree("gated_delta", _run(gated_delta, make_rule(shape, seed, place, dtype)), want, dtype)
+    _assert_agree("gated_delta", _run(gated_delta, make_rule(shape, seed, place, dtype)), want, dtype)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -125,7 +125,7 @@ def test_scratch_is_written_before_it_is_read(
     mine, theirs = (make_rule(shape, 6, place, dtype) for _ in range(2))
     want = _run(OPS["gated_delta"].reference, theirs)
     monkeypatch.setattr(torch, "empty", poisoned)
-    _agree("gated_delta", _run(gated_delta, mine), want, dtype)
+    _assert_agree("gated_delta", _run(gated_delta, mine), want, dtype)
 
 
 @pytest.mark.parametrize("name", sorted(PREFILL))
@@ -178,7 +178,7 @@ def test_steps_after_steps_agree_with_the_reference(dtype: torch.dtype, place: t
     mine, theirs = (make_step(shape, 4, place, dtype) for _ in range(2))
     for _ in range(3):
         got, want = _run(gated_delta_step, mine), _run(OPS["gated_delta_step"].reference, theirs)
-        _agree("gated_delta_step", got, want, dtype)
+        _assert_agree("gated_delta_step", got, want, dtype)
 
 
 def test_a_step_agrees_with_the_reference_for_the_published_head(place: torch.device) -> None:
@@ -186,7 +186,7 @@ def test_a_step_agrees_with_the_reference_for_the_published_head(place: torch.de
     seed = random.randrange(2**30)
     mine, theirs = (make_step(shape, seed, place, torch.float32) for _ in range(2))
     got, want = _run(gated_delta_step, mine), _run(OPS["gated_delta_step"].reference, theirs)
-    _agree("gated_delta_step", got, want, torch.float32)
+    _assert_agree("gated_delta_step", got, want, torch.float32)
 
 
 def test_a_step_takes_parts_of_one_projection(place: torch.device) -> None:

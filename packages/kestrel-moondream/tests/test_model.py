@@ -21,7 +21,7 @@ def pictures():
     ]
 
 
-def close(got: torch.Tensor, expected: np.ndarray, relative: float = 1e-4):
+def assert_close(got: torch.Tensor, expected: np.ndarray, relative: float = 1e-4):
     """float32 on the CPU is within 1e-4 of float64, relative to the largest value."""
     got = got.detach().double().numpy()
     assert got.shape == expected.shape
@@ -39,7 +39,7 @@ def f32(x):
 @pytest.mark.parametrize("index", range(len(SIZES)))
 def test_an_image_becomes_the_oracles_embeddings(built, oracle, pictures, index):
     item = prepare(built.main, pictures[index])
-    close(built.main.encode("image", [item]), oracle.image(pictures[index]))
+    assert_close(built.main.encode("image", [item]), oracle.image(pictures[index]))
 
 
 def test_images_encoded_together_equal_images_encoded_alone(built, pictures):
@@ -51,11 +51,11 @@ def test_images_encoded_together_equal_images_encoded_alone(built, pictures):
 def test_a_vision_block_and_the_patches(built, oracle, pictures):
     vision = built.main.model.vision
     crop = oracle.crops(pictures[0])[0][1]
-    close(vision.encode(torch.from_numpy(crop.copy())[None])[0], oracle.vision(crop))
+    assert_close(vision.encode(torch.from_numpy(crop.copy())[None])[0], oracle.vision(crop))
     x = np.random.default_rng(0).normal(size=(49, 32))
     before, after = vision._lacks[2], vision._lacks[4]
     total = vision.blocks[1](f32(x)[None] - before, before, vision._lacks[3]) + after
-    close(total[0], oracle.vision_block(1, x, 4))
+    assert_close(total[0], oracle.vision_block(1, x, 4))
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(2, 3), (1, 2), (4, 1), (3, 4)])
@@ -66,14 +66,14 @@ def test_stitching_and_pooling(built, oracle, rows, columns):
     globe = np.random.default_rng(2).normal(size=(49, 32))
     features = f32(np.concatenate([globe[None], local.reshape(-1, 49, 32)]))
     pair = built.main.model.vision._pair(features, rows, columns)
-    close(pair, np.concatenate([globe, oracle.pool(whole, 7).reshape(49, 32)], -1))
+    assert_close(pair, np.concatenate([globe, oracle.pool(whole, 7).reshape(49, 32)], -1))
 
 
 def test_region_encoders_and_decoders(built, oracle):
     region = built.main.model.region
     for value in (0.0, 0.25, 0.999):
-        close(region.encode_coordinates(f32([[value]])), oracle.encode_coord(value))
-        close(region.encode_sizes(f32([[value, 1 - value]])), oracle.encode_size(value, 1 - value))
+        assert_close(region.encode_coordinates(f32([[value]])), oracle.encode_coord(value))
+        assert_close(region.encode_sizes(f32([[value, 1 - value]])), oracle.encode_size(value, 1 - value))
     hidden = np.random.default_rng(3).normal(size=(5, 64))
     bins = region.bin_logits(f32(hidden)).max(-1).indices
     assert bins.min() >= 1
@@ -89,8 +89,8 @@ def test_bins_feed_back_as_the_values_they_stand_for(built, oracle):
     aux = torch.tensor([[9, 0, 0], [0, 64, 1], [0, 0, 0], [9, 0, 0]])
     is_coord, is_size = torch.tensor([True, False, True, False]), torch.tensor([False, True, False, False])
     got = region.embed_bins(x, is_coord, is_size, aux)
-    close(got[:1], oracle.encode_coord(8 / 32))
-    close(got[1:2], oracle.encode_size(1.0, 2.0**-10))
+    assert_close(got[:1], oracle.encode_coord(8 / 32))
+    assert_close(got[1:2], oracle.encode_size(1.0, 2.0**-10))
     assert not got[2:].any(), "a token without bins, and one that is no coordinate, keep their embedding"
 
 
@@ -99,12 +99,12 @@ def test_spatial_references_are_encoded_from_exact_values(built, oracle):
     point = driver.prepare(FloatsItem(values=(0.123, 0.987), kind="point"), {})
     box = driver.prepare(FloatsItem(values=(0.1, 0.2, 0.5, 0.8), kind="box"), {})
     assert (point.num_positions, box.num_positions) == (2, 3)
-    close(
+    assert_close(
         driver.encode("point", [point]),
         np.concatenate([oracle.encode_coord(0.123), oracle.encode_coord(0.987)]),
     )
     expected = [oracle.encode_coord(0.3), oracle.encode_coord(0.5), oracle.encode_size(0.4, 0.6)]
-    close(driver.encode("box", [box, box]), np.concatenate(expected * 2))
+    assert_close(driver.encode("box", [box, box]), np.concatenate(expected * 2))
 
 
 @pytest.mark.parametrize("num_images", [0, 1, 2])
@@ -120,8 +120,8 @@ def test_hidden_states_and_logits_of_a_prompt(built, oracle, pictures, num_image
     expected = oracle.decoder(x, ranges)
     loop = BareLoop(driver, max_len=256)
     got = loop.prefill([loop.open(layout)], chunk)
-    close(got, expected[-1:])
-    close(driver.logits(got), oracle.logits(expected[-1:]))
+    assert_close(got, expected[-1:])
+    assert_close(driver.logits(got), oracle.logits(expected[-1:]))
 
 
 def test_images_that_follow_text_are_ranges_of_their_own(built, pictures):

@@ -132,8 +132,9 @@ def test_settings_that_are_off_or_say_nothing_of_inference_pass():
         "sliding_window": None, "use_sliding_window": False, "mtp_num_hidden_layers": 1, "attention_dropout": 0.1,
         "mamba_ssm_dtype": "float32", "output_gate_type": "swish", "_name_or_path": "x", "router_aux_loss_coef": 0.001,
     }  # fmt: skip
-    QwenConfig.from_hf(config("text_config", **harmless))
-    QwenConfig.from_hf(config(transformers_version="5.17.0", language_model_only=False))
+    plain = QwenConfig.from_hf(config())
+    assert QwenConfig.from_hf(config("text_config", **harmless)) == plain
+    assert QwenConfig.from_hf(config(transformers_version="5.17.0", language_model_only=False)) == plain
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ def every_logit(driver, ids, chunk=None):
     return driver.logits(torch.cat(hidden))
 
 
-def close(got, want, share=1e-4):
+def assert_close(got, want, share=1e-4):
     assert got.shape == want.shape
     assert (got - want).abs().max() <= share * (want.max() - want.min())
 
@@ -36,7 +36,7 @@ def close(got, want, share=1e-4):
 def test_prefill_logits_are_those_of_transformers(pair, shape):
     model = pair(shape)
     ids = prompt(150)
-    close(every_logit(model.driver, ids), logits(model.hf, ids))
+    assert_close(every_logit(model.driver, ids), logits(model.hf, ids))
 
 
 @pytest.mark.parametrize(("shape", "length"), [*((shape, 61) for shape in SHAPES), ("dense", 1)])
@@ -53,7 +53,7 @@ def test_greedy_text_is_that_of_transformers(pair, shape, length):
 def test_chunks_do_not_show(pair, shape, chunk):
     driver = pair(shape).driver
     ids = prompt(130)
-    close(every_logit(driver, ids, chunk), every_logit(driver, ids))
+    assert_close(every_logit(driver, ids, chunk), every_logit(driver, ids))
 
 
 @pytest.mark.parametrize("shape", ["dense", "moe"])

@@ -45,7 +45,7 @@ def as_hf(layout, images=(), videos=()):
     return list(layout.tokens), media
 
 
-def close(got, want, share=1e-4):
+def assert_close(got, want, share=1e-4):
     assert got.shape == want.shape
     assert (got - want).abs().max() <= share * (want.max() - want.min())
 
@@ -60,7 +60,7 @@ def test_features_are_those_of_transformers(pair, shape, sizes):
     patches = torch.randn(sum(t * h * w for t, h, w in sizes), 96, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         want = model.hf.model.visual(patches, grid_thw=torch.tensor(sizes)).pooler_output
-    close(model.driver.model.visual(patches, sizes), want)
+    assert_close(model.driver.model.visual(patches, sizes), want)
 
 
 def test_bytes_are_scaled_as_transformers_scales_them(pair):
@@ -68,7 +68,7 @@ def test_bytes_are_scaled_as_transformers_scales_them(pair):
     items = [image(model.driver, 1), image(model.driver, 2, 64, 24)]
     with torch.no_grad():
         want = model.hf.model.visual(pixel_values(items), grid_thw=grids(items)).pooler_output
-    close(model.driver.encode("image", items), want)
+    assert_close(model.driver.encode("image", items), want)
 
 
 def test_slices_of_a_clip_encoded_together_equal_the_clip(pair):
@@ -77,7 +77,7 @@ def test_slices_of_a_clip_encoded_together_equal_the_clip(pair):
     clip = driver.prepare(VideoItem(frames=frames, times_s=(0.0, 0.5, 1.0, 1.5, 2.0)), {})
     slices = [part for _, part in slices_of(clip)]
     assert len(slices) == 3
-    close(driver.encode("video", slices), driver.encode("video", [clip]), 1e-6)
+    assert_close(driver.encode("video", slices), driver.encode("video", [clip]), 1e-6)
 
 
 def prompts(driver):
@@ -107,7 +107,7 @@ def test_answers_about_pictures_are_those_of_transformers(pair, shape, name):
     ids, media = as_hf(layout, images=items)
     loop = BareLoop(model.driver, max_rows=1, max_len=256)
     hidden = loop.prefill([loop.open(layout)])
-    close(model.driver.logits(hidden)[0], logits(model.hf, ids, **media)[-1])
+    assert_close(model.driver.logits(hidden)[0], logits(model.hf, ids, **media)[-1])
     (tokens,) = BareLoop(model.driver, max_rows=1, max_len=256).run(
         [layout], [Decoding()], FREE, max_tokens=64
     )
@@ -141,4 +141,4 @@ def test_a_chunk_may_end_inside_a_picture(pair, chunk):
     for size in (None, chunk):
         loop = BareLoop(driver, max_rows=1, max_len=256)
         hidden.append(loop.prefill([loop.open(layout)], size))
-    close(hidden[1], hidden[0])
+    assert_close(hidden[1], hidden[0])

@@ -200,9 +200,9 @@ def test_what_does_not_end_by_itself_is_ended_with_the_loop(toys, monkeypatch):
 def test_sync_calls_do_not_need_or_disturb_the_callers_loop(toys):
     async def main():
         with toys.sync_engine() as engine:
-            ticking = asyncio.ensure_future(asyncio.sleep(0))
-            engine.query(question="?")
-            await ticking
+            ticking = asyncio.ensure_future(asyncio.sleep(0, "ticked"))
+            assert engine.query(question="?").output == {"answer": ALPHABET}
+            assert await ticking == "ticked"
 
     asyncio.run(main())
 

@@ -107,16 +107,16 @@ def scenarios(draw):
 @settings(max_examples=120, deadline=None)
 @given(scenarios())
 def test_every_work_gets_what_it_would_get_alone(scenario):
-    play(*scenario)
+    assert_each_as_alone(*scenario)
 
 
 @settings(max_examples=12, deadline=None)
 @given(scenarios())
 def test_every_work_gets_the_same_from_captured_programs(scenario):
-    play(*scenario, graphs=ReplayGraphs())
+    assert_each_as_alone(*scenario, graphs=ReplayGraphs())
 
 
-def play(kind, sizes, works, graphs=None):
+def assert_each_as_alone(kind, sizes, works, graphs=None):
     """One scenario from its first arrival to rest, each work held against the oracle."""
     driver, expected = toy(kind)
     bench = Bench(driver, **sizes, graphs=graphs)
