@@ -142,3 +142,28 @@ def test_a_gpu_gets_arrays_and_rows_without_waiting():
         torch.cuda.set_sync_debug_mode("default")
     assert [int(x[2, 4]) for x in seen] == list(range(3 * staging.RING))
     assert table.tensor[:, 0].tolist() == [6, 7, 8, 9, 10, 11]
+
+
+def test_rows_that_can_wait_go_with_the_first_others(apart):
+    stage = Staging(CPU)
+    table, other = stage.table((3, 2), np.int64, 7), stage.table((2,), np.int32)
+    table.host[1] = 0
+    table.touch(1, can_wait=True)
+    stage.send()
+    assert table.tensor[1].tolist() == [7, 7], "a send for it alone would cost more than it is worth"
+    other.host[0] = 5
+    other.touch(0)
+    stage.send()
+    assert table.tensor.tolist() == [[7, 7], [0, 0], [7, 7]]
+    assert other.tensor.tolist() == [5, 0]
+
+
+def test_rows_that_can_wait_go_with_what_is_put_and_with_a_flush(apart):
+    stage = Staging(CPU)
+    table = stage.table((2,), np.int64, 7)
+    for row, also in enumerate((lambda: stage.put(np.zeros(1)), stage.flush)):
+        table.host[row] = 0
+        table.touch(row, can_wait=True)
+        also()
+        stage.send()
+        assert table.tensor[row] == 0

@@ -183,8 +183,21 @@ def test_lists_that_shrink_leave_padding_behind(staging):
 
     assert records.list("ids").items_RKD[0].flatten().tolist() == [9, -1, -1, -1]
     records.clear(0)
-    staging.send()
+    staging.flush()
     assert records.list("ids").items_RKD[0].flatten().tolist() == [-1] * 4
+
+
+def test_what_was_cleared_is_clear_once_anything_is_written(staging):
+    records = Records(staging, 2, {"ids": Field((-1,), 1)})
+    records.put(0, "ids", [(1,)])
+    staging.send()
+    records.clear(0)
+    staging.send()
+    assert records.list("ids").length_R.tolist() == [1, 0], "nobody names a row that was cleared"
+    records.put(1, "ids", [(2,), (3,)])  # moves every list
+    staging.send()
+    assert records.list("ids").items_RKD.flatten(1).tolist() == [[-1, -1], [2, 3]]
+    assert records.list("ids").length_R.tolist() == [0, 2]
 
 
 def test_nothing_reaches_the_device_before_it_is_sent(staging):

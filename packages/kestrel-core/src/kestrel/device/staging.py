@@ -36,6 +36,7 @@ class Staging:
         self._ring: list[_Slot] = []
         self._turn = 0
         self._touched: list[RowTable] = []
+        self._is_due = False  # something that was touched must go with the next send
 
     def put(self, array: NDArray[Any]) -> torch.Tensor:
         """Where ``array`` will be on the device once ``send`` ran, until ``ring`` more sends; on a CPU its memory."""
@@ -52,21 +53,28 @@ class Staging:
         return RowTable(self, shape, dtype, fill)
 
     def send(self) -> None:
-        """Copy what was put, and write the rows that were touched, in stream order."""
-        if self.is_shared:
+        """Copy what was put, and write the rows that were touched, in stream order. Rows that can wait go with the
+        first others."""
+        if self.is_shared or not (self._is_due or (self._ring and self._ring[self._turn].used)):
             return
+        self._is_due = False
         touched, self._touched = self._touched, []
         changes = [table.changes() for table in touched]
-        if not self._ring or not self._ring[self._turn].used:
-            return
-        self._ring[self._turn].send()
+        self._slot().send()
         for table, (where, values) in zip(touched, changes, strict=True):
             table.flat.index_copy_(0, where, values)
         self._turn = (self._turn + 1) % self._size
 
-    def touched(self, table: RowTable) -> None:
+    def touched(self, table: RowTable, *, is_first: bool, can_wait: bool) -> None:
         """``table`` has rows to send. For ``RowTable``."""
-        self._touched.append(table)
+        if is_first:
+            self._touched.append(table)
+        self._is_due = self._is_due or not can_wait
+
+    def flush(self) -> None:
+        """Send, and let nothing wait."""
+        self._is_due = bool(self._touched)
+        self.send()
 
     def _slot(self) -> _Slot:
         if not self._ring:
@@ -95,12 +103,12 @@ class RowTable:
         self._width = int(np.prod(shape[1:], dtype=np.int64))
         self._dirty: dict[int, tuple[int, int]] = {}
 
-    def touch(self, row: int, start: int = 0, stop: int | None = None) -> None:
-        """The host wrote elements ``start`` to ``stop`` of ``row``, counted along the flattened row."""
+    def touch(self, row: int, start: int = 0, stop: int | None = None, *, can_wait: bool = False) -> None:
+        """The host wrote elements ``start`` to ``stop`` of ``row``, counted along the flattened row. ``can_wait``: no
+        launch names the row before it is touched again."""
         if self._staging.is_shared:
             return
-        if not self._dirty:
-            self._staging.touched(self)
+        self._staging.touched(self, is_first=not self._dirty, can_wait=can_wait)
         stop = self._width if stop is None else stop
         low, high = self._dirty.get(row, (start, stop))
         self._dirty[row] = (min(low, start), max(high, stop))

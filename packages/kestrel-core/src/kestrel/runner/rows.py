@@ -72,4 +72,4 @@ class RowTables:
         """``row`` has no sequence any more: whatever still names it writes to scratch."""
         self._sent[row] = -1
         self._live.host[row] = 0
-        self._live.touch(row)
+        self._live.touch(row, can_wait=row != self.scratch)

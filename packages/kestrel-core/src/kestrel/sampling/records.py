@@ -40,8 +40,8 @@ class Records:
         self._fields: dict[str, Field] = {}
         self._table = self._laid_out(fields)
 
-    def put(self, row: int, name: str, items: Sequence[Sequence[int]]) -> None:
-        """Replace a list of ``row``; every word of a tuple lies in int64."""
+    def put(self, row: int, name: str, items: Sequence[Sequence[int]], *, can_wait: bool = False) -> None:
+        """Replace a list of ``row``; every word of a tuple lies in int64. ``can_wait``: as ``RowTable.touch``."""
         field = self._fields[name]
         record = self._table.host[row]
         start, size, length = field.start, len(field.fill), len(items)
@@ -58,12 +58,12 @@ class Records:
             record[first:end] = [word for item in items for word in item]
         if last > end:
             record[end:last] = field.fill * (before - length)
-        self._table.touch(row, start, max(end, last))
+        self._table.touch(row, start, max(end, last), can_wait=can_wait)
 
     def clear(self, row: int) -> None:
-        """Every list of ``row`` is empty."""
+        """Every list of ``row`` is empty; nobody names it until it is written again."""
         for name in self._fields:
-            self.put(row, name, ())
+            self.put(row, name, (), can_wait=True)
 
     def add(self, fields: Mapping[str, Field]) -> None:
         """More lists, empty in every row."""
@@ -82,7 +82,7 @@ class Records:
 
     def _move(self, fields: Mapping[str, Field]) -> None:
         """Lay ``fields`` out anew. The device's own words move on the device, behind what was written so far."""
-        self._staging.send()
+        self._staging.flush()
         old_fields, old = self._fields, self._table
         self._table = self._laid_out(fields)
         for name, field in old_fields.items():
