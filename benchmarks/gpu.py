@@ -9,7 +9,8 @@ and five of 16 tokens, whose prompts the prefix cache holds, over 128. ``prefill
 prompts at once, nothing cached. ``idle``: the share of time in which no kernel runs, with 64 streaming
 consumers; beside eight threads that decode JPEGs; beside eight that have processes decode them.
 ``whisper``: windows of 30 s of noise, 112 tokens each. ``photo``: Moondream 2, a question on distinct JPEGs of
-800 × 600, 1 and 64 at a time. ``questions``: five on each of three photos, shuffled. ``--cold`` compiles every kernel
+800 × 600, 1 and 64 at a time; ``photo8``, not among the default cases: the same with ``prefill_dtype="fp8_e4m3"``, 3
+tokens alone. ``questions``: five on each of three photos, shuffled. ``--cold`` compiles every kernel
 again, as a new installation would. ``--weights-dtype fp8``: Qwen's products are with 8-bit floats. ``--peers`` runs
 Hugging Face transformers on the same checkpoints, and says how many times as fast the engine is.
 """
@@ -37,6 +38,7 @@ from gpu_report import DEVICE, Report, opened
 from gpu_text import PROMPT, QWEN_BYTES, decode, idle, prefill
 
 CASES = ("ceilings", "decode", "prefill", "idle", "whisper", "photo", "questions")
+ON_REQUEST = ("photo8",)
 
 
 def as_value(text: str) -> Any:
@@ -66,11 +68,14 @@ async def run(args: argparse.Namespace, report: Report) -> None:
             await whisper(engine, report, (1, 4, 16, 64))
         if args.peers:
             whisper_peer(path, report, (1, 4, 16), is_compiled=args.peers == "compiled")
-    if wanted & {"photo", "questions"}:
+    if wanted & {"photo", "photo8", "questions"}:
         path = written(args.weights / "moondream", lambda path: write_moondream(path, DEVICE))
-        async with opened(
-            path, report, "photo", max_batch_size=64, max_batched_tokens=4096, **settings
-        ) as engine:
+    sizes = {"max_batch_size": 64, "max_batched_tokens": 4096, **settings}
+    if "photo8" in wanted:
+        async with opened(path, report, "photo8", **sizes, prefill_dtype="fp8_e4m3") as engine:
+            await photo(engine, report, (3,), "photo8")
+    if wanted & {"photo", "questions"}:
+        async with opened(path, report, "photo", **sizes) as engine:
             if "photo" in wanted:
                 await photo(engine, report)
             if "questions" in wanted:
@@ -119,7 +124,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
+    parser.add_argument("--cases", nargs="+", choices=CASES + ON_REQUEST, default=list(CASES))
     parser.add_argument("--size", default="4B", choices=sorted(QWEN_BYTES))
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 16, 64, 256])
     parser.add_argument(

@@ -50,7 +50,9 @@ async def whisper(engine: InferenceEngine, report: Report, batches: Sequence[int
         )
 
 
-async def photo(engine: InferenceEngine, report: Report, lengths: Sequence[int] = (3, 30)) -> None:
+async def photo(
+    engine: InferenceEngine, report: Report, lengths: Sequence[int] = (3, 30), case: str = "photo"
+) -> None:
     """Requests per second, a new picture in each."""
     for new in lengths:
         for width, count in ((1, 24), (64, 256)):
@@ -71,9 +73,9 @@ async def photo(engine: InferenceEngine, report: Report, lengths: Sequence[int] 
             took.clear()
             wall, _ = await closed_loop(ask, width, count)
             middle = statistics.median(took)
-            with report.profiled(f"photo, {new} tokens, {width} at a time"):
+            with report.profiled(f"{case}, {new} tokens, {width} at a time"):
                 await closed_loop(ask, width, width)
-            report.add("photo", f"Moondream 2, {new} tokens, c = {width}", count / wall, "req/s",
+            report.add(case, f"Moondream 2, {new} tokens, c = {width}", count / wall, "req/s",
                        p50_ms=round(middle, 1))  # fmt: skip
 
 

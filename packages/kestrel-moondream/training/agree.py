@@ -1,6 +1,7 @@
 """How many tokens of the shipped model are the same on an accelerator as on the CPU in float32, on fresh scenes.
 
     python -m training.agree --scenes 200 [--device cuda] [--dtype auto] [--seed 9001]
+                             [--prefill-dtype fp8_e4m3]
 
 Each scene gets one question, one caption, one point and one detect call, greedily. A sequence agrees up to its first
 other token; what follows that is counted as differing.
@@ -68,7 +69,7 @@ async def compare(args: argparse.Namespace) -> None:
     """Print the share of equal tokens and of equal answers."""
     cases = cases_of(args.scenes, args.seed)
     expected = await answers(cases, device="cpu", dtype="float32")
-    found = await answers(cases, device=args.device, dtype=args.dtype)
+    found = await answers(cases, device=args.device, dtype=args.dtype, prefill_dtype=args.prefill_dtype)
     longest = sum(max(len(a.tokens), len(b.tokens)) for a, b in zip(expected, found, strict=True))
     equal = sum(same(a.tokens, b.tokens) for a, b in zip(expected, found, strict=True))
     whole = sum(a.output == b.output for a, b in zip(expected, found, strict=True))
@@ -85,6 +86,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=9001)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--prefill-dtype", default="auto")
     parser.add_argument("--threads", type=int, default=8)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
