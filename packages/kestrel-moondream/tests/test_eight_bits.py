@@ -8,7 +8,6 @@ import torch
 from kestrel.config import RuntimeConfig
 from kestrel.engine import InferenceEngine
 from kestrel.layers import pack_weights
-from kestrel.layers.e4m3 import FEW
 from kestrel.ops import resolve_ops
 from kestrel_moondream.config import MoondreamConfig
 from kestrel_moondream.model import MoondreamModel
@@ -24,11 +23,9 @@ def encoder(prefill_dtype) -> VisionEncoder:
     return model.vision
 
 
-def test_an_encoder_of_many_patches_stays_close_and_one_of_few_is_the_same():
+def test_an_encoder_stays_close():
     whole, eight = encoder("auto"), encoder("float8_e4m3fn")
     crops = torch.randint(0, 256, (4, 28, 28, 3), dtype=torch.uint8)
-    few = FEW // (28 // 4) ** 2
-    assert torch.equal(whole.encode(crops[:few]), eight.encode(crops[:few]))
     want, got = whole.encode(crops), eight.encode(crops)
     error = float((got - want).norm() / want.norm())
     assert 0 < error < 0.1

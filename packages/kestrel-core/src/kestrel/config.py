@@ -249,8 +249,8 @@ class RuntimeConfig:
     takes half the memory and has been slower; "auto" keeps them where a kernel backend multiplies by them.
     ``kv_cache_dtype`` "fp8_e4m3" keeps the keys and values of pages in 8 bits each, as they are
     (scale 1), so that the same memory holds more positions; "auto": the model's dtype. ``prefill_dtype`` "fp8_e4m3"
-    multiplies in 8 bits where a launch has many rows, in encoders and prefill, of models that offer it: faster, answers
-    differ a little, and weights take half as much memory again. "auto": it does not.
+    multiplies in 8 bits in encoders and prefill, of models that offer it: faster, answers differ a little, and weights
+    take half as much memory again. "auto": in ``dtype``.
 
     ``media_processes``: so many processes decode the engine's pictures (the largest number of its models; started as
     pictures come); 0, and where none can be started: the engine's threads do. On an accelerator that generates text

@@ -1,4 +1,4 @@
-"""The blocks of both transformers in launches of many rows that multiply in 8 bits (``prefill_dtype``)."""
+"""The blocks of both transformers in launches that multiply in 8 bits (``prefill_dtype``)."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ class Block(Stored):
         self.mlp = MLP(ops, config.dim, config.ff_dim, accumulate=True, adds_bias=False, dtype=dtype)
         self._into = LinearPair(ops, self.attn.qkv, self.mlp.fc1)
         self.out_of = LinearSum(ops, self.attn.proj, self.mlp.fc2)
-        self._ops, self._eight = ops, None
+        self._eight: EightBits | None = None
         if multiplies_in_8_bits(ops):
             self._eight = EightBits(
                 ops, [self.ln], self.attn.qkv, self.attn.proj, self.mlp,
@@ -85,7 +85,7 @@ class Block(Stored):
     def forward(
         self, x_TC: torch.Tensor, delta_TC: torch.Tensor | None, angles: Angles, batch: Batch
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        if self._eight is not None and multiplies_in_8_bits(self._ops, len(x_TC)):
+        if self._eight is not None and not batch.limits.is_decode:
             x_TC, values = self._eight.norms[0](x_TC, delta_TC)
             attended = self._eight.attended(self.attn(self._eight.qkv(values), angles, batch))
             return x_TC, self._eight.mlp(values, self._eight.proj(attended))

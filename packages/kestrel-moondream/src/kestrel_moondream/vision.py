@@ -142,7 +142,7 @@ class VisionEncoder(Stored):
 
     def __init__(self, config: VisionConfig, ops: OpTableLike, dtype: torch.dtype) -> None:
         super().__init__()
-        self.config, self.dtype, self._ops = config, dtype, ops
+        self.config, self.dtype, self._in_8_bits = config, dtype, multiplies_in_8_bits(ops)
         self.patch_emb = PatchEmbedding(config, ops, dtype)
         self.pos_emb = nn.Parameter(
             torch.empty(1, config.num_positions, config.enc_dim, dtype=dtype), requires_grad=False
@@ -177,7 +177,7 @@ class VisionEncoder(Stored):
         """Features [N, S, C] of crops, each on its own."""
         x_NSC = self.patch_emb(crops) + self.pos_emb
         lacks = list(zip(self._lacks[::2], self._lacks[1::2], strict=False))
-        if multiplies_in_8_bits(self._ops, x_NSC.shape[0] * x_NSC.shape[1]):
+        if self._in_8_bits:
             delta_NSC: torch.Tensor | None = None
             for block, lack in zip(self.blocks, lacks, strict=True):
                 x_NSC, delta_NSC = block.in_8_bits(x_NSC, delta_NSC, *lack)

@@ -143,8 +143,8 @@ def _checkpoint_dtype(blueprint: Blueprint) -> torch.dtype | None:
 
 def _weight_bytes(blueprint: Blueprint, dtype: torch.dtype, device: torch.device) -> int:
     """Bytes of the weights on ``device``; block FP8 ones count as the byte that they are where they are kept. On
-    accelerators that is wherever a backend serves them, which is not known before they are loaded. Where launches of
-    many rows multiply in 8 bits, each matrix counts as kept in those as well."""
+    accelerators that is wherever a backend serves them, which is not known before they are loaded. Where encoders
+    and prefill multiply in 8 bits, each matrix counts as kept in those as well."""
     wanted = blueprint.config.fp8_weights
     keeps = wanted == "keep" or (wanted == "auto" and device.type == "cuda")
     has_twins = blueprint.config.prefill_dtype != "auto"

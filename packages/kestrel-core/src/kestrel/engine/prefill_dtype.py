@@ -1,4 +1,4 @@
-"""The dtype that launches of many rows multiply in, where ``prefill_dtype`` asks for another than the model's."""
+"""The dtype that encoders and prefill multiply in, where ``prefill_dtype`` asks for another than the model's."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""Products of many rows with both operands in floats of 8 bits (e4m3), where ``prefill_dtype`` asks for them.
+"""Products with both operands in floats of 8 bits (e4m3), where ``prefill_dtype`` asks for them.
 
 A family asks for it where it has many rows, in encoders and prefill: beside the layers of a block it builds what is
-here where ``multiplies_in_8_bits`` says so, and runs that in launches of many rows. Launches of few rows, as decode
-steps, use the weights that were loaded, which stay; the ones in 8 bits take half as much again.
+here where ``multiplies_in_8_bits`` says so, and runs that in those launches, whatever their size: an answer must not
+depend on what shares a launch. Decode steps use the weights that were loaded, which stay; the ones in 8 bits take half
+as much again.
 
 Scales are fixed when the weights are loaded. A norm without its weights is at most √C long in each number, so a product
 of it is at most √C · |row of the weight| (Cauchy and Schwarz), what attention makes of such values no larger than they
@@ -26,13 +27,10 @@ from kestrel.spi.family import OpTableLike
 
 __all__ = ["E4M3Cast", "E4M3Linear", "E4M3Norm", "multiplies_in_8_bits"]
 
-FEW = 128
-"""Rows of launches that stay as they are."""
 
-
-def multiplies_in_8_bits(ops: OpTableLike, rows: int | None = None) -> bool:
-    """Whether a launch of ``rows`` rows does; without a number, whether some launches do."""
-    return ops.prefill_dtype == "float8_e4m3fn" and (rows is None or rows > FEW)
+def multiplies_in_8_bits(ops: OpTableLike) -> bool:
+    """Whether encoders and prefill do."""
+    return ops.prefill_dtype == "float8_e4m3fn"
 
 
 class E4M3Norm:

@@ -51,7 +51,7 @@ class OpTable:
     """Ops resolved for one model on one device. A query gets the same answer for the table's whole life.
 
     ``kv_dtype``: of the model's keys and values in pages, as torch names it, or "auto": the model's own.
-    ``prefill_dtype``: likewise what launches of many rows multiply in, where a layer can.
+    ``prefill_dtype``: likewise what encoders and prefill multiply in, where a family can.
     """
 
     def __init__(

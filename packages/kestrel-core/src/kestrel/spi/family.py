@@ -141,7 +141,7 @@ class OpTableLike(Protocol):
 
     @property
     def prefill_dtype(self) -> str:
-        """The dtype that launches of many rows multiply in, as torch names it, or "auto": the model's."""
+        """The dtype that encoders and prefill multiply in, as torch names it, or "auto": the model's."""
 
     def resolve(self, query: OpQuery) -> OpCall:
         """The callable that serves ``query``."""
