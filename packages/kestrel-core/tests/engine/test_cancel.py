@@ -30,7 +30,7 @@ async def test_while_its_picture_is_decoded(toys):
         await given_up(task)
         controls.prepare_gate.set()
         await until(lambda: controls.prepared)
-        assert engine.fleet._shared.media_budget.held_bytes == 0
+        await until(lambda: engine.fleet._shared.media_budget.held_bytes == 0)
     assert controls.launches == before
 
 
@@ -56,6 +56,20 @@ async def test_while_a_thread_brings_it_to_the_lane(toys, step):
         await idle(engine)
         assert engine.stats()["toy"]["generated_tokens"] < 900
         assert not model.router._receivers
+
+
+async def test_while_its_picture_is_decoded_it_leaves_its_place_once(toys):
+    """The call and the thread that decodes for it both give the place up, in either order or at once."""
+    async with toys.engine(max_queue=1) as engine:
+        for _ in range(20):
+            toys.controls().prepare_gate.clear()
+            task = start(engine, image=picture())
+            await asyncio.sleep(0.001)
+            toys.controls().prepare_gate.set()
+            await given_up(task)
+            await until(lambda: engine.fleet._shared.media_budget.held_bytes == 0)
+            await idle(engine)
+        assert (await engine.query(picture(), "?")).output == {"answer": ALPHABET}
 
 
 async def test_while_it_is_queued(toys):
@@ -107,7 +121,7 @@ async def test_with_all_its_outputs(toys):
 
 
 async def test_with_all_its_objects(toys):
-    toys.controls().delay_s = 0.001
+    toys.controls().delay_s = 0.005
     async with toys.engine(max_batch_size=2) as engine:
         names = ["dog", "cat", "house", "tree"]
         task = asyncio.ensure_future(engine.detect(picture(), names))

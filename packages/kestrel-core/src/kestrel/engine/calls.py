@@ -31,7 +31,7 @@ from kestrel.types import EngineResult
 
 if TYPE_CHECKING:
     from kestrel.engine.fleet import Fleet
-    from kestrel.engine.loaded import LoadedModel
+    from kestrel.engine.loaded import LoadedModel, Preparing
     from kestrel.engine.telemetry import Telemetry
 
 __all__ = ["CallRunner"]
@@ -243,10 +243,8 @@ class CallRunner:
             self._telemetry.within(ready.span),
             model.intake.budget.hold() as hold,
             contextlib.closing(infer),
-            contextlib.ExitStack() as preparing,
+            contextlib.closing(model.preparing(call.media)) as preparing,
         ):
-            if call.media:
-                preparing.enter_context(model.preparing())
             if composition is None and ready.skill.is_one_request and len(call.media) == 1:
                 completions, warnings = await _in_one_turn(ready, infer, prompt, hold, preparing)
             else:
@@ -263,7 +261,7 @@ class CallRunner:
 
 
 async def _in_one_turn(
-    ready: _Ready, infer: EngineInfer, prompt: PromptFormat, hold: MediaHold, preparing: contextlib.ExitStack
+    ready: _Ready, infer: EngineInfer, prompt: PromptFormat, hold: MediaHold, preparing: Preparing
 ) -> tuple[list[Completion], tuple[str, ...]]:
     """Completions, and warnings, of a call that is one request about one item: decoding it, making the request and
     handing it to the lane are one turn on the pool."""

@@ -27,7 +27,7 @@ from kestrel.types import Layout, Media, Prepared
 if TYPE_CHECKING:
     from kestrel.engine.scope import CallScope
 
-__all__ = ["LoadedModel", "MakeWork", "Shared"]
+__all__ = ["LoadedModel", "MakeWork", "Preparing", "Shared"]
 
 MakeWork = Callable[[int, int, bool], Work | StepWork]
 """``make(work_id, choice, exempt)``: the work of one output."""
@@ -44,6 +44,18 @@ class Shared:
     host: PluginHost
     running: asyncio.Event
     decoders: DecoderProcesses | None = None
+
+
+class Preparing:
+    """A call's place among ``calls``, whose media are being prepared."""
+
+    def __init__(self, calls: set[Preparing]) -> None:
+        self._calls = calls
+        calls.add(self)
+
+    def close(self) -> None:
+        """Give it up. Idempotent; on any thread, on two at once too."""
+        self._calls.discard(self)
 
 
 class LoadedModel:
@@ -76,7 +88,7 @@ class LoadedModel:
             self.model_id, built.main, limits, shared.media_budget, shared.pool, decode_picture
         )
         self._max_queue = config.max_queue
-        self._preparing: set[object] = set()
+        self._preparing: set[Preparing] = set()
 
     def require_skill(self, skill: str) -> PromptFormat:
         """The model's prompt format. InvalidRequestError when it does not do ``skill``, naming what it does."""
@@ -94,23 +106,19 @@ class LoadedModel:
             raise InvalidRequestError(f"{self.model_id} has no tokenizer, and this skill needs one")
         return self.tokenizer
 
-    @contextlib.contextmanager
-    def preparing(self) -> Iterator[None]:
-        """Held by a call whose media are being prepared, before it reaches the queue; left on any thread.
+    def preparing(self, media: Sequence[object]) -> Preparing:
+        """Held by a call whose ``media`` are being prepared, before it reaches the queue. Without any it counts not.
 
         Raises EngineBusyError when those before it fill the queue already, so that nothing is decoded in vain.
         """
+        if not media:
+            return Preparing(set())
         waiting = len(self._preparing) + int(self.lane.stats()["waiting"])
         if waiting >= self._max_queue:
             raise EngineBusyError(
                 f"{waiting} requests wait; max_queue is {self._max_queue}. Retry later, or raise it."
             )
-        call = object()
-        self._preparing.add(call)
-        try:
-            yield
-        finally:
-            self._preparing.discard(call)
+        return Preparing(self._preparing)
 
     def works(self, request: Request, scope: CallScope) -> MakeWork:
         """What makes the request's works, one per output; tokenising and layout happen here, on a pool thread."""
