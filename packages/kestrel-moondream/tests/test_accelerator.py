@@ -44,9 +44,14 @@ async def test_float32_answers_equal_those_of_the_cpu(steps: int):
     assert found == expected
 
 
-async def test_half_precision_answers_agree_with_the_cpu_on_nearly_every_token():
+@pytest.mark.parametrize(
+    "config",
+    [{"dtype": "float16"}, {"dtype": "bfloat16", "prefill_dtype": "fp8_e4m3", "strict_ops": True}],
+    ids=["float16", "prefill in 8 bits"],
+)
+async def test_reduced_precision_answers_agree_with_the_cpu_on_nearly_every_token(config: dict[str, object]):
     expected = await ask_all(device="cpu")
-    found = await ask_all(device="cuda", dtype="float16")
+    found = await ask_all(device="cuda", **config)
     same = sum(
         a == b for left, right in zip(found, expected, strict=True) for a, b in zip(left, right, strict=False)
     )
