@@ -59,6 +59,13 @@ def test_a_model_whose_state_does_not_follow_recurrent_dtype_refuses_it():
             check_recurrent_dtype(built(*states), half)
 
 
+async def test_a_model_without_weights_of_8_bits_refuses_to_keep_them(toys):
+    with pytest.raises(InvalidRequestError, match=r"'keep' was asked for, and .* has no weights.*Leave"):
+        await toys.create(toys.config(fp8_weights="keep"))
+    async with toys.engine(fp8_weights="auto") as engine:
+        assert (await engine.query(question="?", settings={"max_tokens": 1})).tokens
+
+
 def test_a_model_without_pages_and_a_device_without_such_floats_refuse(monkeypatch):
     delta = Recurrent(name="delta", layers=1, parts=(StatePart(name="state", shape=(2,)),))
     with pytest.raises(InvalidRequestError, match=r"'fp8_e4m3' was asked for, and .* keeps no keys.*'auto'"):

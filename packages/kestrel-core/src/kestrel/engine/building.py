@@ -11,6 +11,7 @@ import torch
 
 from kestrel.device import counts_peaks
 from kestrel.engine.decode_path import DecodePath, capture_decode, check_decode_path
+from kestrel.engine.fp8_weights import check_fp8_weights
 from kestrel.engine.kv_dtype import check_recurrent_dtype, kv_dtype_of, set_kv_dtype
 from kestrel.engine.loaded import LoadedModel, Shared
 from kestrel.engine.loading import Blueprint, ProgressReport
@@ -69,6 +70,7 @@ def load_model(
             set_kv_dtype(built, kv_dtype, config)
             check_recurrent_dtype(built, config)
             check_prefill_dtype(ops, config)
+            check_fp8_weights(ops, config)
         with stages("kernels"):
             for query in built.main.spec.op_needs:
                 ops.resolve(query)
