@@ -45,9 +45,10 @@ async def test_on_a_cpu_turns_are_as_they_were(toys) -> None:
         assert not is_short()
 
 
-def test_an_interval_that_a_program_chose_stays() -> None:
-    sys.setswitchinterval(0.002)
+@pytest.mark.parametrize("chosen", [0.002, turns.TURN_S])
+def test_an_interval_that_a_program_chose_stays(chosen: float) -> None:
+    sys.setswitchinterval(chosen)
     turns.shorten()
-    assert sys.getswitchinterval() == pytest.approx(0.002)
+    assert sys.getswitchinterval() == pytest.approx(chosen)
     turns.lengthen()
-    assert sys.getswitchinterval() == pytest.approx(0.002)
+    assert sys.getswitchinterval() == pytest.approx(chosen)

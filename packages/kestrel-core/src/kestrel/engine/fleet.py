@@ -191,9 +191,7 @@ class Fleet:
         )
         if has_streams(device):
             heap.freeze()
-            if (
-                not self._has_short_turns
-            ):  # while kernels were compiled, many threads computed without a pause
+            if not self._has_short_turns:  # not before: many threads compile kernels without a pause
                 self._has_short_turns = True
                 turns.shorten()
         return model
