@@ -2,6 +2,7 @@
 
 import pytest
 
+from kestrel.sampling.rows import ROOM
 from kestrel.spi.decoding import Decoding, Host, HostMask, Static, TokenSet
 from kestrel.testing.bench import Bench
 from kestrel.testing.graphs import ReplayGraphs
@@ -158,7 +159,8 @@ def test_common_kinds_of_sampling_are_captured_at_load():
     assert len(graphs.programs) == at_load
 
 
-def test_programs_are_captured_anew_when_sampling_has_moved_its_tables():
+def test_programs_are_captured_anew_when_sampling_has_moved_its_tables(monkeypatch):
+    monkeypatch.setitem(ROOM, "biases", 2)
     graphs = ReplayGraphs()
     bench = Bench(ToyHybrid(3), graphs=graphs, max_rows=2)
     want = Bench(ToyHybrid(3), max_rows=2)

@@ -7,6 +7,7 @@ import torch
 
 from kestrel.ops.cross_attention import write_cross
 from kestrel.runner import prefill, prefill_programs
+from kestrel.sampling.rows import ROOM
 from kestrel.spi.decoding import Decoding
 from kestrel.testing.bench import Bench
 from kestrel.testing.graphs import ReplayGraphs
@@ -122,6 +123,17 @@ def test_first_tokens_come_out_of_programs_as_they_do_op_by_op(settings):
     first = bench.lane._board.runner._prefiller.first_tokens
     assert sorted(first._sizes) == [1, 2, 4]
     assert all(entry.choices for entry in first._sizes.values())
+
+
+def test_first_tokens_are_captured_anew_when_sampling_has_moved_its_tables(monkeypatch):
+    monkeypatch.setitem(ROOM, "biases", 2)
+    bench = Bench(ToyHybrid(5, window=None), graphs=ReplayGraphs())
+    many = {i: float(i % 5) for i in range(4, 31)}
+    for bias in ({4: 99.0}, {4: 99.0}, {4: 99.0}, many, {9: 99.0}, {9: 99.0}, {9: 99.0}):
+        ids = bench.generate([4, 5, 6], max_tokens=1, settings={"logit_bias": bias}).ids
+        assert bias == many or list(ids) == list(bias)
+    entries = bench.lane._board.runner._prefiller.first_tokens._sizes
+    assert entries[1].choices, "the last ones came out of a program again"
 
 
 def test_first_tokens_that_cannot_be_captured_are_sampled_op_by_op(caplog):
