@@ -39,10 +39,8 @@ def test_reference_in_bfloat16_stays_within_its_tolerance(case):
     op = OPS[case.op]
     got = run_case(op.reference, case, 3, CPU, torch.bfloat16)
     want = run_case(NAIVE[case.op], case, 3, CPU, torch.bfloat16)
-    wide = case.op.startswith("sample_") or case.op in (
-        "delta_gates",
-        "e4m3_cast",
-    )  # ids, or one dtype for all
+    # ids, or one dtype for all
+    wide = case.op.startswith("sample_") or case.op in ("delta_gates", "e4m3_cast")
     assert wide or got[0].dtype == torch.bfloat16
     assert differences(got, want, op.tolerance(torch.bfloat16)) == []
 

@@ -129,9 +129,8 @@ def heads_kernel(
     rate = tl.exp(tl.load(a_log + head).to(tl.float32))
     bias = tl.load(dt_bias + head).to(tl.float32)
     wait_for_previous(PDL)
-    start_next(
-        PDL
-    )  # not before: the next kernel asks for weights at once, and the projection's would come later
+    # Not before: the next kernel asks for weights at once, and the projection's would come later.
+    start_next(PDL)
 
     y_place = out + (row * HEADS + head) * E + e
     if slot == 0:

@@ -48,7 +48,7 @@ def load_model(
 ) -> LoadedModel:
     """The model built and on its device thread. ``progress`` may raise to end the work between two tensors.
 
-    Raises LoadError, CapacityError, NoKernelError, or InvalidRequestError for what device or model cannot.
+    Raises LoadError, CapacityError, NoKernelError, or InvalidRequestError for a setting that cannot be.
     """
     config = blueprint.config
     check_decode_path(config, device)

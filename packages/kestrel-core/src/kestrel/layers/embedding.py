@@ -13,10 +13,8 @@ __all__ = ["Embedding", "embed", "merge_media"]
 
 def embed(ids_T: torch.Tensor, weight_VC: torch.Tensor) -> torch.Tensor:
     """Rows [T, C] of ``weight_VC`` for ``ids_T``."""
-    if (
-        ids_T.is_cuda and ids_T.numel() > 1
-    ):  # 1.5 µs; for 2 to 16 ids torch's embedding takes 2.2 to 7.6 on an H200
-        return weight_VC[ids_T]
+    if ids_T.is_cuda and ids_T.numel() > 1:
+        return weight_VC[ids_T]  # 1.5 µs on an H200, where torch's embedding takes 2.2 to 7.6 for 2 to 16 ids
     return F.embedding(ids_T, weight_VC)
 
 

@@ -29,9 +29,7 @@ _PROGRAM = (  # Ctrl-C is for the engine, whose end is the end of the input
     "import json, signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); "
     "sys.path[:] = json.loads(sys.argv[1]); from kestrel.media.worker import main; main()"
 )
-_START_S = (
-    60.0  # until a process takes requests: what takes longer is another program, and waits for something else
-)
+_START_S = 60.0  # until a process takes requests; what takes longer is another program, and waits
 _TRIES = 2  # processes that a picture may cost: it may not have been its fault
 
 
@@ -223,9 +221,8 @@ class _Process:
 def _started() -> subprocess.Popen[bytes]:
     """A process of this interpreter. _NotStartedError where there is none: what a frozen program names as its
     interpreter is itself, and it would begin anew."""
-    if (
-        getattr(sys, "frozen", False) or not sys.executable
-    ):  # set by those that freeze programs, by nobody else
+    is_frozen = getattr(sys, "frozen", False)  # set by those that freeze programs, by nobody else
+    if is_frozen or not sys.executable:
         raise _NotStartedError("this program has no interpreter of its own to start")
     paths = json.dumps([path for path in sys.path if isinstance(path, str)])  # Python looks at no others
     command = [sys.executable, "-I", "-c", _PROGRAM, paths]

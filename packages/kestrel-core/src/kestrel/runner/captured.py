@@ -16,8 +16,8 @@ import torch
 
 from kestrel.device.graphs import Graphs, Program
 from kestrel.runner.decode import DecodeStage
-from kestrel.runner.programs import Programs
-from kestrel.sampling import Sampled, Sampler
+from kestrel.runner.programs import Chosen, Programs
+from kestrel.sampling import Sampler
 from kestrel.sampling.params import Needs
 
 __all__ = ["DecodePrograms"]
@@ -25,8 +25,6 @@ __all__ = ["DecodePrograms"]
 log = logging.getLogger("kestrel.runner")
 
 T = TypeVar("T")
-Chosen = tuple[Sampled, torch.Tensor]
-"""What S gives, and the same in one piece (``results.pack``)."""
 
 MAX_CHOICES = 256  # programs of rare kinds of sampling; what comes after runs op by op
 

@@ -13,8 +13,8 @@ from functools import partial
 import torch
 
 from kestrel.device.graphs import Graphs, Program
-from kestrel.runner.programs import Programs
-from kestrel.sampling import Sampled, Sampler
+from kestrel.runner.programs import Chosen, Programs
+from kestrel.sampling import Sampler
 
 __all__ = ["FirstTokens"]
 
@@ -22,8 +22,6 @@ log = logging.getLogger("kestrel.runner")
 
 SIZES = (1, 2, 4, 8)  # rows that sample; launches of more keep the device busy meanwhile
 MAX_PROGRAMS = 64
-
-Chosen = tuple[Sampled, torch.Tensor]
 
 
 @dataclass(slots=True)

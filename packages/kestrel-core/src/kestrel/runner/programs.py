@@ -18,9 +18,10 @@ from kestrel.spi.backend import OpQuery
 from kestrel.spi.batch import Batch
 from kestrel.spi.driver import TokenDriver
 
-__all__ = ["Programs"]
+__all__ = ["Chosen", "Programs"]
 
 Chosen = tuple[Sampled, torch.Tensor]
+"""What S gives, and the same in one piece (``results.pack``)."""
 
 
 class Programs:
