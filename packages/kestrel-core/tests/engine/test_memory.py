@@ -2,12 +2,16 @@
 
 import asyncio
 import threading
+from types import SimpleNamespace
 
 import pytest
+import torch
 from engine_toys import assert_threads_end, lanes, picture, until
 
+from kestrel.config import RuntimeConfig
 from kestrel.engine import memory
 from kestrel.errors import CapacityError, InvalidRequestError, LoadError, RequestTimeoutError
+from kestrel.spi import TensorInfo
 from kestrel.testing.engines import ALPHABET
 
 ENDLESS = {"ignore_eos": True, "max_tokens": 250}
@@ -92,6 +96,17 @@ async def test_weights_that_do_not_fit_are_refused_with_the_numbers(toys, free):
     with pytest.raises(CapacityError, match=r"'toy' needs .* for its weights as float32, and cpu has"):
         await toys.create(toys.config(kv_cache_pages=40))
     assert_threads_end()
+
+
+def test_matrices_that_prefill_multiplies_in_8_bits_count_as_kept_both_ways():
+    def taken(**settings):
+        tensors = {"matrix": TensorInfo((4, 6), "BF16", "it"), "norm": TensorInfo((6,), "BF16", "it")}
+        config = RuntimeConfig(model="toy", **settings)
+        blueprint = SimpleNamespace(config=config, card=SimpleNamespace(tensors=tensors))
+        return memory._weight_bytes(blueprint, torch.bfloat16, torch.device("cpu"))
+
+    assert taken() == 2 * (24 + 6)
+    assert taken(prefill_dtype="fp8_e4m3") == 2 * (24 + 6) + 24
 
 
 async def test_an_idle_model_makes_room_and_comes_back_when_it_is_asked(toys, crowded, caplog):

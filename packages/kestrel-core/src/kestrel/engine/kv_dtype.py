@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import MappingProxyType
 
 import torch
 
@@ -10,15 +11,15 @@ from kestrel.config import RuntimeConfig
 from kestrel.errors import InvalidRequestError
 from kestrel.spi import Built, PagedKV, Recurrent, StateSpec, StepDriver, WindowKV
 
-__all__ = ["check_recurrent_dtype", "kv_dtype_of", "lack_of_8_bits", "set_kv_dtype"]
+__all__ = ["TORCH_NAMES", "check_recurrent_dtype", "kv_dtype_of", "lack_of_8_bits", "set_kv_dtype"]
 
-_NAMES = {"auto": "auto", "fp8_e4m3": "float8_e4m3fn"}
+TORCH_NAMES = MappingProxyType({"auto": "auto", "fp8_e4m3": "float8_e4m3fn"})  # by what settings say
 OLDEST = (8, 9)  # compute capability of CUDA devices that convert floats of 8 bits
 
 
 def kv_dtype_of(config: RuntimeConfig, device: torch.device) -> str:
     """The torch name of what pages hold, or "auto"; InvalidRequestError where ``device`` cannot hold it."""
-    name = _NAMES[config.kv_cache_dtype]
+    name = TORCH_NAMES[config.kv_cache_dtype]
     if name != "auto" and (lack := lack_of_8_bits(device)):
         raise InvalidRequestError(
             f"kv_cache_dtype {config.kv_cache_dtype!r} was asked for, and {lack}. "

@@ -5,18 +5,16 @@ from __future__ import annotations
 import torch
 
 from kestrel.config import RuntimeConfig
-from kestrel.engine.kv_dtype import lack_of_8_bits
+from kestrel.engine.kv_dtype import TORCH_NAMES, lack_of_8_bits
 from kestrel.errors import InvalidRequestError
 from kestrel.ops import OpTable
 
 __all__ = ["check_prefill_dtype", "prefill_dtype_of"]
 
-_NAMES = {"auto": "auto", "fp8_e4m3": "float8_e4m3fn"}
-
 
 def prefill_dtype_of(config: RuntimeConfig, device: torch.device) -> str:
     """The torch name of that dtype, or "auto"; InvalidRequestError where ``device`` cannot multiply in it."""
-    name = _NAMES[config.prefill_dtype]
+    name = TORCH_NAMES[config.prefill_dtype]
     if name != "auto" and (lack := lack_of_8_bits(device)):
         raise InvalidRequestError(
             f"prefill_dtype {config.prefill_dtype!r} was asked for, and {lack}. "
