@@ -32,7 +32,9 @@ async def until(condition, timeout_s=5.0):
 
 def kestrel_threads():
     """Threads of engines, not those of the event loops' own pools."""
-    return {thread for thread in threading.enumerate() if thread.name.startswith("kestrel-")}
+    """Threads of engines; those that hash are the process's, and stay."""
+    names = {thread: thread.name for thread in threading.enumerate()}
+    return {thread for thread, name in names.items() if name.startswith("kestrel-") and "hash" not in name}
 
 
 def assert_threads_end(timeout_s=5.0):

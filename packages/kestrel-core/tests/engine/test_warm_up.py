@@ -7,8 +7,10 @@ import pytest
 from kestrel.config import RuntimeConfig
 from kestrel.engine import warm_up
 from kestrel.engine.warm_up import compile_kernels
+from kestrel.lanes import TokenLane
 from kestrel.ops import resolve_ops
 from kestrel.spi.backend import Available, Impl, KernelBackend, OpQuery, Yes
+from kestrel.testing.engines import ALPHABET
 
 CONFIG = RuntimeConfig(max_batch_size=4, max_batched_tokens=128)
 
@@ -67,3 +69,13 @@ def test_a_kernel_that_does_not_compile_ahead_is_logged(caplog, error):
     compile_kernels(table(Compiled(fail), mode="decode"), CONFIG)
     assert "3 of 3 kernels were not compiled ahead" in caplog.text
     assert str(error) in caplog.text
+
+
+async def test_encoders_that_cannot_be_captured_ahead_cost_nobody_the_load(toys, monkeypatch, caplog):
+    def fail(lane):
+        raise RuntimeError("no memory")
+
+    monkeypatch.setattr(TokenLane, "capture_encoders", fail)
+    async with toys.engine() as engine:
+        assert (await engine.query(question="?")).output == {"answer": ALPHABET}
+    assert "encoders are captured as they come: RuntimeError: no memory" in caplog.text

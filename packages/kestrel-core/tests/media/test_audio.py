@@ -102,6 +102,23 @@ def test_blocks_last_a_second_and_the_length_is_known_at_the_end(encoded):
         assert stream.warnings == ()
 
 
+def test_pieces_are_the_blocks_as_they_come_out_of_the_decoder(encoded):
+    raw = encoded("flac", "flac")
+    with open_audio(raw) as stream:
+        pieces = list(stream.pieces())
+        assert stream.duration_s == pytest.approx(sum(map(len, pieces)) / SAMPLE_RATE)
+    assert len(pieces) > 1
+    assert np.array_equal(np.concatenate(pieces), samples(raw))
+
+
+def test_pieces_of_floats_at_16_khz_are_the_callers_own_memory():
+    given = np.linspace(-1, 1, 3 * SAMPLE_RATE, dtype=np.float32)
+    with open_audio(given, sample_rate=SAMPLE_RATE) as stream:
+        pieces = list(stream.pieces())
+    assert np.array_equal(np.concatenate(pieces), given)
+    assert all(np.shares_memory(piece, given) for piece in pieces)
+
+
 def test_one_sample_is_enough():
     assert len(samples(np.zeros(1, np.float32), sample_rate=SAMPLE_RATE)) == 1
 

@@ -7,7 +7,7 @@ import threading
 import numpy as np
 import pytest
 
-from kestrel.media import content_digest
+from kestrel.media import begin_digest, content_digest
 from kestrel.media.digest import WHOLE_BYTES
 
 
@@ -33,6 +33,12 @@ def test_pieces_are_hashed_in_order():
     a, b = numbers(size, 1), numbers(size, 2)
     both = [np.concatenate(parts) for parts in ((a, b, a, b), (b, a, b, a), (a, b, b, a))]
     assert len({content_digest(content) for content in both}) == 3
+
+
+def test_a_digest_that_was_begun_is_the_one_of_the_contents():
+    parts = b"name", numbers(2 * WHOLE_BYTES, 1), numbers(9, 2)
+    begun = [begin_digest(*parts) for _ in range(8)]  # more than there are threads
+    assert {digest() for digest in begun} == {content_digest(*parts)}
 
 
 def test_arrays_count_by_their_elements_in_order():
