@@ -31,8 +31,7 @@ async def until(condition, timeout_s=5.0):
 
 
 def kestrel_threads():
-    """Threads of engines, not those of the event loops' own pools."""
-    """Threads of engines; those that hash are the process's, and stay."""
+    """Threads of engines, not those of the event loops' own pools, nor those that hash for the whole process."""
     names = {thread: thread.name for thread in threading.enumerate()}
     return {thread for thread, name in names.items() if name.startswith("kestrel-") and "hash" not in name}
 
