@@ -58,6 +58,36 @@ async def test_while_a_thread_brings_it_to_the_lane(toys, step):
         assert not model.router._receivers
 
 
+@pytest.mark.parametrize("submitted", [False, True])
+async def test_a_stream_closed_while_a_thread_brings_it_to_the_lane_has_a_result(
+    toys, monkeypatch, submitted
+):
+    toys.controls().delay_s = 0.001
+    entered, gate = threading.Event(), threading.Event()
+    async with toys.engine() as engine:
+        model = engine.fleet.slot("toy").model
+        submit = model.submit
+
+        def held_up(work):
+            if submitted:
+                submit(work)
+            entered.set()
+            assert gate.wait(5)
+            if not submitted:
+                submit(work)
+
+        monkeypatch.setattr(model, "submit", held_up)
+        stream = await engine.query(question="?", stream=True, settings=LONG)
+        await until(entered.is_set)
+        closing = asyncio.ensure_future(stream.aclose())
+        await asyncio.sleep(0)
+        gate.set()
+        await closing
+        assert (await stream.result()).finish_reason == "cancelled"
+        await idle(engine)
+        assert engine.stats()["toy"]["generated_tokens"] < 900
+
+
 async def test_while_its_picture_is_decoded_it_leaves_its_place_once(toys):
     """The call and the thread that decodes for it both give the place up, in either order or at once."""
     async with toys.engine(max_queue=1) as engine:

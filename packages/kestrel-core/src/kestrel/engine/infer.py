@@ -140,7 +140,6 @@ class EngineInfer(Infer):
         self._scope.check()
         try:
             await self.cpu(lambda: self._begin(begun, make, feeds))
-            self._scope.check()
         except BaseException:
             begun.is_abandoned = True
             self._settle(begun.receivers)
@@ -162,9 +161,12 @@ class EngineInfer(Infer):
             for choice, receiver in enumerate(begun.receivers):
                 model.submit(make_work(receiver.work_id, choice, scope.admitted))
                 scope.admitted = True  # the call's first work alone counts as queued
-        finally:
-            if begun.is_abandoned:  # what was cancelled before it was submitted is cancelled again
+        finally:  # what was cancelled before it was submitted is cancelled again
+            if begun.is_abandoned:
                 model.router.abandon(begun.receivers)
+            elif scope.ended is not None:
+                for receiver in begun.receivers:
+                    receiver.cancel()
 
     def _settle(self, receivers: Sequence[Receiver]) -> None:
         """Note what works cost, cancel what still runs of them, and forget them."""
