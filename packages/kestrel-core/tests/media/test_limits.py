@@ -68,5 +68,6 @@ def test_a_closed_hold_grows_no_more():
         hold.grow(4)
         assert budget.held_bytes == 4
     hold.grow(4)
-    hold.close()
     assert (budget.held_bytes, hold.nbytes) == (0, 0)
+    hold.close()
+    assert budget.held_bytes == 0
