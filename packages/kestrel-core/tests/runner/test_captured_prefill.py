@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kestrel.ops.cross_attention import write_cross
-from kestrel.runner import prefill, prefill_programs
+from kestrel.runner import first_tokens, prefill, prefill_programs
 from kestrel.sampling.rows import ROOM
 from kestrel.spi.decoding import Decoding
 from kestrel.testing.bench import Bench
@@ -134,6 +134,18 @@ def test_first_tokens_are_captured_anew_when_sampling_has_moved_its_tables(monke
         assert bias == many or list(ids) == list(bias)
     entries = bench.lane._board.runner._prefiller.first_tokens._sizes
     assert entries[1].choices, "the last ones came out of a program again"
+
+
+def test_first_tokens_beyond_the_last_program_are_sampled_op_by_op(monkeypatch):
+    monkeypatch.setattr(first_tokens, "MAX_PROGRAMS", 1)
+    bench = Bench(ToyHybrid(5, window=None), graphs=ReplayGraphs())
+    want = Bench(ToyHybrid(5, window=None))
+    for settings in ({}, {"temperature": 1.0, "seed": 7}):
+        for _ in range(3):
+            ids = bench.generate([4, 5, 6], max_tokens=2, settings=settings).ids
+            assert ids == want.generate([4, 5, 6], max_tokens=2, settings=settings).ids
+    entries = bench.lane._board.runner._prefiller.first_tokens._sizes
+    assert [len(entry.choices) for entry in entries.values()] == [1]
 
 
 def test_first_tokens_that_cannot_be_captured_are_sampled_op_by_op(caplog):
