@@ -196,6 +196,19 @@ def test_a_question_before_its_file_is_explained(run: Any, engine: Any, picture:
     assert "text comes last" in ran.err
 
 
+def test_a_file_without_its_question_is_not_taken_for_one(run: Any, engine: Any, picture: Picture) -> None:
+    ran = run("query", picture())
+    assert (ran.code, ran.out) == (2, "")
+    assert "grey.png' is a file, and the question is missing: kestrel query " in ran.err
+    assert not engine.calls
+
+
+def test_a_question_may_be_longer_than_any_file_name(run: Any, engine: Any, picture: Picture) -> None:
+    question = "Why? " * 100
+    assert run("query", picture(), question).code == 0
+    assert engine.calls[0][1]["question"] == question
+
+
 def test_stats_are_one_line_on_stderr(run: Any, engine: Any, picture: Picture) -> None:
     ran = run("caption", picture(), "--stats")
     assert ran.out == "A red circle on grey.\n"

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os.path
 from collections.abc import Coroutine
 from enum import Enum
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -180,11 +180,16 @@ def _given(**inputs: Any) -> dict[str, Any]:
 
 
 def _pictures(files: list[str], last: str | None = None) -> list[Picture]:
-    """The pictures; a helpful refusal when the text that ends the line is a file and a file is none."""
+    """The pictures; a helpful refusal when the text that ends the line is a file: alone, or behind what is none."""
     from kestrel.cli.inputs import pictures
     from kestrel.errors import InvalidRequestError
 
     found = pictures(files)
-    if last is not None and Path(last).is_file() and any(picture.error for picture in found):
-        raise InvalidRequestError(f"the text comes last, behind the files, but {last!r} is a file")
+    if last is not None and os.path.isfile(last):  # Path.is_file raises for a question of 300 characters
+        if not found:
+            raise InvalidRequestError(
+                f'{last!r} is a file, and the question is missing: kestrel query {last} "What is this?"'
+            )
+        if any(picture.error for picture in found):
+            raise InvalidRequestError(f"the text comes last, behind the files, but {last!r} is a file")
     return found
