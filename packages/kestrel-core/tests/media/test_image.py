@@ -73,12 +73,6 @@ def test_pictures_of_several_pieces_are_whole(size):
     assert np.array_equal(pixels(saved(Image.fromarray(wanted))), wanted)
 
 
-def test_a_pillow_without_its_packer_gives_the_same_pixels(rgb, monkeypatch):
-    packed = pixels(Image.fromarray(rgb))
-    monkeypatch.delattr(Image.core, "raw_encoder")
-    assert np.array_equal(pixels(Image.fromarray(rgb)), packed)
-
-
 def test_result_does_not_change_with_the_array_it_came_from(rgb):
     found = pixels(rgb)
     before = found.copy()

@@ -131,12 +131,9 @@ def _pixels(rgb: Image.Image) -> NDArray[np.uint8]:
     """The pixels [H, W, 3] of ``rgb``, piece by piece into one array. ``tobytes`` joins them in fresh memory first,
     which may cost more than decoding."""
     width, height = rgb.size
-    try:
-        encoder = Image.core.raw_encoder("RGB", "RGB")  # type: ignore[attr-defined]
-        encoder.setimage(rgb.im, (0, 0, width, height))
-    except (AttributeError, TypeError):  # Pillow does not promise this one: slower then, and the same
-        return np.array(rgb)
     pixels = np.empty(height * width * 3, dtype=np.uint8)
+    encoder = Image.core.raw_encoder("RGB", "RGB")  # type: ignore[attr-defined]
+    encoder.setimage(rgb.im, (0, 0, width, height))
     at = status = 0
     while not status:
         _, status, piece = encoder.encode(max(_PIECE_BYTES, 4 * width))
