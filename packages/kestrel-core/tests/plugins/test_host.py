@@ -7,8 +7,18 @@ import pytest
 
 from kestrel.config import Environment
 from kestrel.errors import PluginError, UnknownModelError
+from kestrel.ops import REFERENCE
 from kestrel.plugins import PluginHost
-from kestrel.spi import CatalogEntry, ModelCard, ModelFamily, RequestRecord, Source, hookimpl
+from kestrel.spi import (
+    Available,
+    CatalogEntry,
+    KernelBackend,
+    ModelCard,
+    ModelFamily,
+    RequestRecord,
+    Source,
+    hookimpl,
+)
 from kestrel.types import Metrics
 
 RECORD = RequestRecord(
@@ -207,6 +217,21 @@ def test_plugin_cannot_take_a_built_in_scheme(name):
 
     host = PluginHost.from_modules({"a": plugin(kestrel_model_sources=lambda: [Mine()])})
     assert not host.sources
+    assert "kestrel-core" in str(host.failed["a"])
+
+
+def test_plugin_cannot_take_the_name_of_the_references():
+    class Mine(KernelBackend):
+        name = REFERENCE
+
+        def probe(self, device):
+            return Available()
+
+        def impls(self):
+            return {}
+
+    host = PluginHost.from_modules({"a": plugin(kestrel_kernel_backends=lambda: [Mine()])})
+    assert not host.backends
     assert "kestrel-core" in str(host.failed["a"])
 
 

@@ -26,7 +26,11 @@ from kestrel.spi import (
 __all__ = ["PluginHost", "PluginInfo"]
 
 CORE = "kestrel-core"
-BUILT_IN_SCHEMES = ("file", "hf")  # kestrel.hub's
+BUILT_IN = (
+    ("model source", "file"),  # kestrel.hub's
+    ("model source", "hf"),
+    ("kernel backend", "reference"),  # kestrel.ops.REFERENCE; importing it would import torch
+)
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +66,7 @@ class PluginHost:
         self._failed: dict[str, Exception] = {}
         self._plugins: list[PluginInfo] = []
         self._registry.add(Contribution(skills=skills), CORE)
-        self._registry.owners |= {("model source", scheme): CORE for scheme in BUILT_IN_SCHEMES}
+        self._registry.owners |= dict.fromkeys(BUILT_IN, CORE)
         self._load_all(list(candidates), only)
 
     @classmethod
