@@ -218,6 +218,44 @@ def test_doctor_shows_why_a_kernel_backend_fails(run: Any, monkeypatch: pytest.M
     assert shown["backends"]["broken"]["cpu"] == "unavailable: failed (OSError: libcuda is missing)"
 
 
+def test_doctor_shows_that_a_kernel_backend_fails_to_name_its_ops(
+    run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Unbuilt(KernelBackend):
+        name = "unbuilt"
+
+        def probe(self, device: Any) -> Available:
+            return Available()
+
+        def impls(self) -> Any:
+            raise ModuleNotFoundError("no module named norms")
+
+    bring(Unbuilt(), monkeypatch)
+    shown = json.loads(run("doctor", "--json").out)["backends"]["unbuilt"]
+    assert shown["offers"] == "nothing: it failed (ModuleNotFoundError: no module named norms)"
+    assert "unknown ops" not in shown
+
+
+def test_a_kernel_backend_that_fails_is_one_line_unless_debugging(
+    run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Broken(KernelBackend):
+        name = "broken"
+
+        def probe(self, device: Any) -> Any:
+            raise OSError("libcuda\nis missing")
+
+        def impls(self) -> Any:
+            raise AssertionError("never asked")
+
+    bring(Broken(), monkeypatch)
+    told = run("doctor", "--json").err.splitlines()
+    line = "warning: kernel backend broken failed on cpu (OSError: libcuda is missing; --debug shows the traceback)"
+    assert line in told
+    assert all(other.startswith("warning: kernel backend broken failed on") for other in told)
+    assert "Traceback" in run("doctor", "--json", "--debug").err
+
+
 def test_doctor_of_a_model_shows_who_serves_each_op(
     run: Any, host: PluginHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -91,20 +91,21 @@ def _backends(host: PluginHost) -> dict[str, dict[str, str]]:
             shown[backend.name][device] = ": ".join(
                 part for part in ("available" if available else "unavailable", detail) if part
             )
-            if available and (unknown := _unknown(backend)):
-                shown[backend.name]["unknown ops"] = unknown
+            if available:
+                shown[backend.name] |= _remarks(backend)
     return shown
 
 
-def _unknown(backend: KernelBackend) -> str:
-    """What ``backend`` offers and nobody will ask for."""
+def _remarks(backend: KernelBackend) -> dict[str, str]:
+    """What is wrong with the ops of ``backend``: it fails to name them, or nobody will ask for some."""
     from kestrel.ops import unknown_ops
 
     try:
         unknown = unknown_ops(backend.impls())
     except (Exception, SystemExit) as error:
-        return f"failed to say what it offers ({type(error).__name__}: {error})"
-    return ", ".join(f"{op} (did you mean {near}?)" if near else op for op, near in unknown.items())
+        return {"offers": f"nothing: it failed ({type(error).__name__}: {error})"}
+    told = ", ".join(f"{op} (did you mean {near}?)" if near else op for op, near in unknown.items())
+    return {"unknown ops": told} if told else {}
 
 
 def _plugin_state(error: Exception | None, is_enabled: bool) -> str:
