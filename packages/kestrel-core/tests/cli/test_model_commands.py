@@ -201,6 +201,7 @@ def test_doctor_shows_the_versions_of_what_plugins_come_from(
     packages = json.loads(run("doctor", "--json").out)["packages"]
     assert packages["kestrel-acme"] == "1.2"
     assert packages["kestrel-core"]
+    assert packages["triton"]
 
 
 def test_doctor_shows_why_a_kernel_backend_fails(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -276,6 +277,21 @@ def test_doctor_of_a_model_shows_who_serves_each_op(
         {"op": "linear(n=4)", "provider": "reference", "rejected": {"fast": "no float64"}}
     ]
     assert "linear(n=4)\treference\tfast=no float64" in run("doctor", "acme/nano").out
+
+
+def test_doctor_shows_the_machine_though_the_model_does_not_load(
+    run: Any, host: PluginHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def create(*given: Any) -> Any:
+        raise UnknownModelError("no model is called 'lost'")
+
+    monkeypatch.setattr(session, "create_engine", create)
+    ran = run("doctor", "lost")
+    assert (ran.code, ran.err) == (1, "error: no model is called 'lost'\n")
+    assert "reference" in ran.out
+    shown = json.loads(run("doctor", "lost", "--json").out)
+    assert shown["backends"]["reference"]
+    assert shown["error"]["type"] == "UnknownModelError"
 
 
 def test_bench_reports_batch_one_and_eight(run: Any, engine: Any) -> None:

@@ -19,14 +19,45 @@ if TYPE_CHECKING:
 
 __all__ = ["diagnose"]
 
-PACKAGES = ("kestrel-core", "torch", "numpy", "pillow", "safetensors", "tokenizers", "huggingface_hub")
+PACKAGES = (
+    "kestrel-core",
+    "torch",
+    "triton",
+    "numpy",
+    "pillow",
+    "safetensors",
+    "tokenizers",
+    "huggingface_hub",
+)
 MAX_CUDA_DEVICES = 64
 
 
 async def diagnose(model: ModelOptions, *, json: bool) -> None:
-    """Print what is here; when the options name a model, load it and print which provider serves each op."""
-    host = session.load_plugins()
-    facts: dict[str, Any] = {
+    """Print what is here; when the options name a model, load it and print which provider serves each op.
+
+    A model that does not load ends in its error, behind what is here.
+    """
+    facts = _machine(session.load_plugins())
+    names_one = model.model or model.model_path
+    if not json or not names_one:
+        tables.print_facts(facts, json=json)
+    if not names_one:
+        return
+    try:
+        loaded, choices = await _loaded(model)
+    except Exception as error:
+        if json:
+            output.print_json({**facts, **output.failure_json(None, error)})
+        raise
+    if json:
+        output.print_json({**facts, **loaded, "ops": _op_rows(choices)})
+        return
+    tables.print_facts(loaded, json=False)
+    tables.print_rows(_told(choices, _absent(facts["backends"])), ("op", "provider", "rejected"), json=False)
+
+
+def _machine(host: PluginHost) -> dict[str, Any]:
+    return {
         "python": f"{platform.python_version()} ({platform.platform()})",
         "packages": _packages(host),
         "devices": _devices(),
@@ -34,21 +65,17 @@ async def diagnose(model: ModelOptions, *, json: bool) -> None:
         "plugins": {info.name: _plugin_state(info.error, info.is_enabled) for info in host.plugins},
         "failures": {name: f"{type(error).__name__}: {error}" for name, error in host.failed.items()},
     }
-    choices: Sequence[OpChoice] = ()
-    if model.model or model.model_path:
-        async with session.opened(model) as engine:
-            choices = await session.op_choices(engine)
-            facts["model"] = engine.models[0]
-            facts["decode"] = await session.decode_path(engine)
-    if json:
-        output.print_json({**facts, "ops": _op_rows(choices)} if "model" in facts else facts)
-        return
-    tables.print_facts(facts, json=False)
-    tables.print_rows(_told(choices, _absent(facts["backends"])), ("op", "provider", "rejected"), json=False)
+
+
+async def _loaded(model: ModelOptions) -> tuple[dict[str, str], list[OpChoice]]:
+    """The model's name and how it decodes; who serves its ops."""
+    async with session.opened(model) as engine:
+        facts = {"model": engine.models[0], "decode": await session.decode_path(engine)}
+        return facts, await session.op_choices(engine)
 
 
 def _packages(host: PluginHost) -> dict[str, str]:
-    """Versions of what Kestrel stands on, and of the distributions that its plugins come from."""
+    """Versions of what Kestrel and kernel backends stand on, and of the distributions that plugins come from."""
     plugins = {info.distribution: info.version for info in host.plugins if info.distribution}
     return {name: _version(name) for name in PACKAGES} | dict(sorted(plugins.items()))
 
