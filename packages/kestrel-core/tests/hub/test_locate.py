@@ -139,6 +139,16 @@ def test_unknown_names_are_answered_with_the_closest_and_the_failed_plugins(sour
     assert not sources["hf"].asked
 
 
+@pytest.mark.parametrize("name", ["echo", "models/echo"])
+def test_a_directory_of_an_unknown_name_is_hinted_at(sources, name, tmp_path, monkeypatch):
+    (tmp_path / name).mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    sources["hf"].error = UnknownModelError("no repository")
+    with pytest.raises(UnknownModelError, match=f"There is a directory '{name}' here: write ./{name}"):
+        resolve(sources, name)
+    assert resolve({"file": FileSource()}, f"./{name}").path.name == "echo"
+
+
 def test_closest_registered_name_comes_first(sources):
     with pytest.raises(UnknownModelError, match="Did you mean 'acme/nano'"):
         resolve(sources, "acme-nano")

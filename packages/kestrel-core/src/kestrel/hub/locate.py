@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os.path
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -90,8 +91,8 @@ class _Finder:
         known = closest(name, [entry.name for entry in self.host.catalog()])
         schemes = ", ".join(f"{scheme}:" for scheme in sorted(self.sources))
         raise UnknownModelError(
-            f"no model is called {name!r}. {known}. Or give owner/name at the hub, a path, or one of {schemes} "
-            f"{self.host.failures()}".rstrip()
+            f"no model is called {name!r}. {_local(name)}{known}. Or give owner/name at the hub, a path, or one of "
+            f"{schemes} {self.host.failures()}".rstrip()
         )
 
     def at(self, scheme: str, reference: str, revision: str | None) -> Path:
@@ -105,7 +106,8 @@ class _Finder:
         try:
             return source.locate(reference, revision=revision, offline=self.offline, progress=self._report())
         except UnknownModelError as error:
-            raise UnknownModelError(f"{error}. {self.host.failures()}".rstrip(". ")) from error
+            local = _local(reference) if scheme == "hf" else ""
+            raise UnknownModelError(f"{error}. {local}{self.host.failures()}".rstrip(". ")) from error
         except KestrelError:
             raise
         except Exception as error:  # a plugin's source may fail in any way
@@ -118,6 +120,11 @@ class _Finder:
         if progress is None:
             return None
         return lambda name, done, total: progress(f"download {name}", done, total)
+
+
+def _local(name: str) -> str:
+    """A hint for an unknown ``name`` that a directory here has."""
+    return f"There is a directory {name!r} here: write ./{name}. " if os.path.isdir(name) else ""
 
 
 def _embedded(host: PluginHost) -> CatalogEntry:
