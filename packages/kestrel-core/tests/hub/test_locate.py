@@ -88,7 +88,7 @@ def test_no_name_means_the_embedded_model_and_says_so(sources):
 
 
 def test_no_name_without_an_embedded_model_says_what_to_do(sources):
-    with pytest.raises(UnknownModelError, match=r"pip install kestrel-moondream.*broken"):
+    with pytest.raises(UnknownModelError, match=r"install the package kestrel-moondream.*broken"):
         resolve(sources, plugins=host(families=(), broken=True))
 
 

@@ -42,7 +42,9 @@ def list_(*, json: Json = False) -> None:
     if not rows and not json:
         from kestrel.cli.output import note
 
-        note("no model family is installed; try: pip install kestrel-moondream")
+        note(
+            "no model family is installed; install one, such as the package kestrel-moondream (its README says how)"
+        )
 
 
 def _is_here(name: str, host: PluginHost) -> bool:

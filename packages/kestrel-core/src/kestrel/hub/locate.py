@@ -131,8 +131,8 @@ def _embedded(host: PluginHost) -> CatalogEntry:
     entry = next((entry for entry in host.catalog() if entry.embedded), None)
     if entry is None:
         raise UnknownModelError(
-            "no model was named, and no installed family has an embedded one. Name a model, or install one: "
-            f"pip install kestrel-moondream. {host.failures()}".rstrip()
+            "no model was named, and no installed family has an embedded one. Name a model, or install the package "
+            f"kestrel-moondream, whose README says how. {host.failures()}".rstrip()
         )
     return entry
 
