@@ -2,8 +2,10 @@
 
 import inspect
 import re
+import sys
 import types
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -55,3 +57,15 @@ def test_example_of_the_page_is_a_plugin(page: str):
     host = PluginHost.from_modules({"acme": module})
     assert not host.failed
     assert [entry.name for entry in host.catalog()] == ["acme/one"]
+
+
+def test_backend_of_the_page_agrees_with_the_references(page: str, monkeypatch: pytest.MonkeyPatch):
+    _, section = page.split("## Adding a kernel backend")
+    plugin, norms, check, *_ = re.findall(r"^```python\n(.*?)^```", section, flags=re.MULTILINE | re.DOTALL)
+    module = types.ModuleType("kestrel_acme.norms")
+    exec(norms, vars(module))
+    monkeypatch.setitem(sys.modules, "kestrel_acme", types.ModuleType("kestrel_acme"))
+    monkeypatch.setitem(sys.modules, "kestrel_acme.norms", module)
+    names: dict[str, Any] = {}
+    exec(plugin + check, names)
+    names["test_the_backend_agrees_with_the_references"]()
