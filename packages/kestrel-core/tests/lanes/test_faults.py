@@ -57,6 +57,8 @@ def test_a_launch_that_raises_fails_its_works_and_the_lane_goes_on(depth, is_dec
         error = bench.outcomes[work_id].error
         assert isinstance(error, ModelFaultError)
         assert isinstance(error.__cause__, RuntimeError)
+        assert f"RuntimeError in {__name__}.forward: CUDA error" in str(error)
+        assert "ops={'add_norm': 'reference'}" in str(error)
     driver.is_broken = False
     assert bench.generate([10], max_tokens=3).ids == [11, 12, 13]
 

@@ -12,6 +12,7 @@ from kestrel.engine.reading import Output
 from kestrel.engine.router import Receiver
 from kestrel.errors import InvalidRequestError, KestrelError, ModelFaultError
 from kestrel.lanes import Finished
+from kestrel.lanes.faults import lost
 from kestrel.spi import Completion, Infer, MediaItem, Request
 from kestrel.types import Media, Prepared, StreamChunk, Token
 
@@ -114,10 +115,8 @@ class EngineInfer(Infer):
         except KestrelError:
             raise
         except Exception as error:  # a pass fails like any other launch: this request alone
-            raise ModelFaultError(
-                f"request {self._scope.request_id}: pass {name!r} failed ({type(error).__name__}: {error}). "
-                "This request alone is lost; if it repeats, look at the model and its kernels (kestrel doctor)."
-            ) from error
+            what = f"request {self._scope.request_id}: pass {name!r} failed"
+            raise ModelFaultError(lost(what, error)) from error
 
     async def cpu(self, fn: Callable[[], R]) -> R:
         return await self._model.pool.run(fn, self._scope.submitted)
