@@ -87,7 +87,7 @@ _SHORT_DECODE = {64: (64, 4, 1)}  # many rows of short contexts: several blocks 
 SHORTEST = 512  # keys of the longest row up to which these are used
 
 _PREFILL: dict[str, dict[int, tuple[int, int, int, int]]] = {  # to block_m, block_n, warps, stages
-    "sm_90": {64: (128, 64, 8, 3), 128: (128, 64, 8, 3), 256: (128, 32, 8, 2), 512: (64, 16, 8, 2)},
+    "sm_90": {64: (128, 64, 8, 3), 128: (128, 64, 8, 3), 256: (128, 64, 8, 2), 512: (64, 16, 8, 2)},
     "sm_80": {64: (128, 64, 8, 3), 128: (128, 64, 8, 2), 256: (64, 32, 8, 2), 512: (64, 16, 8, 2)},
     "small": {64: (128, 64, 8, 2), 128: (64, 64, 8, 2), 256: (64, 32, 8, 2), 512: (32, 16, 8, 2)},
 }
@@ -95,9 +95,9 @@ _PREFILL: dict[str, dict[int, tuple[int, int, int, int]]] = {  # to block_m, blo
 _FEW_PREFILL = {("sm_90", 64): (64, 64, 4, 3)}  # where larger tiles would leave multiprocessors idle
 FEW = 1024  # tokens of a launch
 
-_EIGHT_PREFILL = {
-    ("sm_90", 256): (128, 16, 8, 3)
-}  # where turning pages of 8 bits into 16 takes too many registers
+# Where the bounds of a window, or turning pages of 8 bits into 16, take too many registers
+_WINDOW_PREFILL = {("sm_90", 256): (128, 32, 8, 2)}
+_EIGHT_PREFILL = {("sm_90", 256): (128, 16, 8, 3)}
 
 _WIDE_PREFILL = {64: (32, 32, 8, 1), 128: (32, 32, 8, 1), 256: (16, 32, 8, 1), 512: (16, 16, 8, 1)}  # float32
 
@@ -171,6 +171,8 @@ def prefill_config(
         tile = _PREFILL[family_of(arch)][_bucket(dim)]
         if limits.max_tokens <= FEW and not limits.is_deterministic:
             tile = _FEW_PREFILL.get((family_of(arch), _bucket(dim)), tile)
+        if window is not None:
+            tile = _WINDOW_PREFILL.get((family_of(arch), _bucket(dim)), tile)
         if kept == 1:
             tile = _EIGHT_PREFILL.get((family_of(arch), _bucket(dim)), tile)
     is_plain = itemsize == 2 and not packed and window is None
