@@ -148,6 +148,10 @@ async def test_with_all_its_outputs(toys):
         task = start(engine, settings={**LONG, "n": 4, "temperature": 1.0})
         await until(lambda: engine.stats()["toy"]["running"] == 4)
         await given_up(task)
+        await idle(engine)
+        assert engine.stats()["toy"]["running"] == 0
+    (record,) = toys.records
+    assert (record.status, record.error_type) == ("cancelled", "CancelledError")
 
 
 async def test_with_all_its_objects(toys):

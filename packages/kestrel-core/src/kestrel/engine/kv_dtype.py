@@ -11,21 +11,27 @@ from kestrel.config import RuntimeConfig
 from kestrel.errors import InvalidRequestError
 from kestrel.spi import Built, PagedKV, Recurrent, StateSpec, StepDriver, WindowKV
 
-__all__ = ["TORCH_NAMES", "check_recurrent_dtype", "kv_dtype_of", "lack_of_8_bits", "set_kv_dtype"]
+__all__ = ["check_recurrent_dtype", "kv_dtype_of", "set_kv_dtype", "torch_name"]
 
-TORCH_NAMES = MappingProxyType({"auto": "auto", "fp8_e4m3": "float8_e4m3fn"})  # by what settings say
+_TORCH_NAMES = MappingProxyType({"auto": "auto", "fp8_e4m3": "float8_e4m3fn"})  # by what settings say
 OLDEST = (8, 9)  # compute capability of CUDA devices that convert floats of 8 bits
 
 
-def kv_dtype_of(config: RuntimeConfig, device: torch.device) -> str:
-    """The torch name of what pages hold, or "auto"; InvalidRequestError where ``device`` cannot hold it."""
-    name = TORCH_NAMES[config.kv_cache_dtype]
-    if name != "auto" and (lack := lack_of_8_bits(device)):
+def torch_name(setting: str, asked: str, device: torch.device) -> str:
+    """The torch name of the dtype that ``setting`` asks for, or "auto"; InvalidRequestError where ``device`` has none
+    such."""
+    name = _TORCH_NAMES[asked]
+    if name != "auto" and (lack := _lack_of_8_bits(device)):
         raise InvalidRequestError(
-            f"kv_cache_dtype {config.kv_cache_dtype!r} was asked for, and {lack}. "
-            "Use kv_cache_dtype 'auto', or another device."
+            f"{setting} {asked!r} was asked for, and {lack}. "
+            f"Use {setting} 'auto', or a CUDA device of compute capability {OLDEST[0]}.{OLDEST[1]} or newer."
         )
     return name
+
+
+def kv_dtype_of(config: RuntimeConfig, device: torch.device) -> str:
+    """The torch name of what pages hold, as ``torch_name``."""
+    return torch_name("kv_cache_dtype", config.kv_cache_dtype, device)
 
 
 def set_kv_dtype(built: Built, name: str, config: RuntimeConfig) -> None:
@@ -62,7 +68,7 @@ def _kept_in(name: str, state: StateSpec) -> StateSpec:
     return state
 
 
-def lack_of_8_bits(device: torch.device) -> str:
+def _lack_of_8_bits(device: torch.device) -> str:
     """Why ``device`` has no floats of 8 bits, "" where it has."""
     if device.type == "cpu":
         return ""

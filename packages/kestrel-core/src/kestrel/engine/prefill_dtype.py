@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from kestrel.config import RuntimeConfig
-from kestrel.engine.kv_dtype import TORCH_NAMES, lack_of_8_bits
+from kestrel.engine.kv_dtype import torch_name
 from kestrel.errors import InvalidRequestError
 from kestrel.ops import OpTable
 
@@ -13,14 +13,8 @@ __all__ = ["check_prefill_dtype", "prefill_dtype_of"]
 
 
 def prefill_dtype_of(config: RuntimeConfig, device: torch.device) -> str:
-    """The torch name of that dtype, or "auto"; InvalidRequestError where ``device`` cannot multiply in it."""
-    name = TORCH_NAMES[config.prefill_dtype]
-    if name != "auto" and (lack := lack_of_8_bits(device)):
-        raise InvalidRequestError(
-            f"prefill_dtype {config.prefill_dtype!r} was asked for, and {lack}. "
-            "Use prefill_dtype 'auto', or a CUDA device of compute capability 8.9 or newer."
-        )
-    return name
+    """The torch name of that dtype, as ``torch_name``."""
+    return torch_name("prefill_dtype", config.prefill_dtype, device)
 
 
 def check_prefill_dtype(ops: OpTable, config: RuntimeConfig) -> None:
